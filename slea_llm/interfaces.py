@@ -1,0 +1,222 @@
+"""What the rooms promise each other. A component is a class whose first argument is its own frozen `Config`.
+
+Whatever else a component needs is named in its `needs` and injected by keyword by the composition root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from slea_llm.types import (
+    AugmentedExperience,
+    Batch,
+    Generation,
+    GenerationRequest,
+    LossValue,
+    Message,
+    ModelOutputs,
+    Outcome,
+    ScoredStep,
+    ScoredTrajectory,
+    State,
+    Step,
+    Task,
+    TokenStats,
+    Trajectory,
+    Turn,
+    UserReply,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import torch
+
+
+class Episode(Protocol):
+    """One running dialogue of an environment. Everything it knows is in `snapshot()`, which restores it exactly."""
+
+    def system_prompt(self) -> tuple[Message, ...]:
+        """What the agent is told before the user speaks."""
+        ...
+
+    def state(self) -> State:
+        """The public state (JSON values): what agent, evaluators and augmenters may see, never the hidden goal."""
+        ...
+
+    def agent_says(self, text: str) -> Outcome:
+        """Take one reply of the agent as sampled (thought included) and say what follows."""
+        ...
+
+    def user_says(self, text: str) -> Outcome:
+        """Take what the user answered, before the agent sees it; a termination here ends the dialogue."""
+        ...
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """The whole state as JSON values."""
+        ...
+
+
+class Environment(Protocol):
+    """A task family. Holds no episode state itself."""
+
+    name: ClassVar[str]
+
+    def task(self, seed: int) -> Task:
+        """The task of this seed; equal seeds give equal tasks."""
+        ...
+
+    def start(self, task: Task) -> Episode: ...
+
+    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> Episode: ...
+
+    def expert(self, task: Task) -> Agent:
+        """A scripted agent that succeeds."""
+        ...
+
+    def idler(self, task: Task) -> Agent:
+        """A scripted agent that does nothing of use; it must fail."""
+        ...
+
+
+class Agent(Protocol):
+    """A scripted agent: the state that it may see and what the user just said, to a reply (thought included)."""
+
+    def act(self, state: State, messages: Sequence[Message]) -> str: ...
+
+
+class UserSession(Protocol):
+    """One simulated user in one dialogue."""
+
+    async def opening(self) -> UserReply: ...
+
+    async def answer(self, acts: Mapping[str, Any], messages: Sequence[Message]) -> UserReply:
+        """Answer the agent. `acts` is what the environment understood, `messages` what was said (thoughts removed)."""
+        ...
+
+    def snapshot(self) -> Mapping[str, Any]: ...
+
+
+class SimulatedUser(Protocol):
+    """Who answers the agent."""
+
+    def start(self, task: Task, seed: int) -> UserSession: ...
+
+    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> UserSession: ...
+
+
+class Generator(Protocol):
+    """A sampler: token ids in, token ids and behaviour log-probabilities out."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that now answer requests."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation: ...
+
+    def load(self, source: WeightSource, version: int) -> None:
+        """Serve these weights from now on. Versions only grow; raises GenerationError when the canary does not move."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WeightSource(Protocol):
+    """The trainer's side of a weight transfer."""
+
+    def save_adapter(self, folder: Path) -> Path:
+        """Write the policy's LoRA adapter in PEFT layout and return its folder."""
+        ...
+
+    def merged_weights(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """Hugging Face names and merged tensors of the policy, adapters and heads left out."""
+        ...
+
+
+class StepParser(Protocol):
+    """Cuts one turn into steps."""
+
+    name: ClassVar[str]
+
+    def parse(self, turn: Turn, trajectory_id: str, starts: Sequence[int] | None) -> tuple[Step, ...]:
+        """Steps of a turn. `starts[i]`: the character at which sampled token i starts; None for logs without tokens."""
+        ...
+
+
+class StepEvaluator(Protocol):
+    """Scores the steps of one trajectory; one ScoredStep for every leaf step, scored or with the reason why not."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    @property
+    def version(self) -> str: ...
+
+    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]: ...
+
+
+class Augmenter(Protocol):
+    """Turns scores and outcomes into step rewards (and weights) of one named part."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
+        """`(turn, step) -> reward` of this part for leaf steps; `progress` in [0, 1] is the share of training done."""
+        ...
+
+
+class CreditAssigner(Protocol):
+    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token."""
+
+    name: ClassVar[str]
+
+    def assign(
+        self,
+        scored: Sequence[ScoredTrajectory],
+        rewards: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
+        stats: Sequence[TokenStats],
+        reducer: Reducer,
+    ) -> tuple[AugmentedExperience, ...]: ...
+
+
+class LossTerm(Protocol):
+    """One loss over a Batch, with its own mask, weight and denominator."""
+
+    name: ClassVar[str]
+    weight: float
+
+    def denominator(self, batch: Batch) -> torch.Tensor:
+        """The count of this term's units in a micro-batch (scalar); summed over micro-batches and ranks it divides."""
+        ...
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue: ...
+
+
+@runtime_checkable
+class Reducer(Protocol):
+    """Sums across ranks. Every whitening and every denominator goes through one."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    def sum(self, values: Sequence[float]) -> list[float]: ...
+
+    def max(self, values: Sequence[float]) -> list[float]: ...
+
+
+class LocalReducer:
+    """The reducer of a single process."""
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return list(values)

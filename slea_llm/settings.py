@@ -1,0 +1,151 @@
+"""Frozen settings of the fixed parts of a run. Components keep their own `Config` beside their code.
+
+Ranges are stated under each field and checked by `slea_llm.config`; 0 means what the line under the field says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    output_dir: str = "runs/default"
+    """Folder of this run: resolved recipe, logs, rollouts, checkpoints, adapter."""
+    seed: int = 0
+    """Seeds tasks, sampling noise, initial weights and the order of minibatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    base: str
+    """Hub name or local folder of a Hugging Face causal language model with a chat template."""
+    revision: str | None = None
+    """Revision of the hub model; recorded in the exported adapter."""
+    declared_base: str | None = None
+    """Name that the exported adapter gives as its base when `base` is a temporary folder. None: `base` itself."""
+    adapter: str | None = None
+    """Folder of a PEFT adapter to start from (a warm start). None: a fresh one, which changes nothing yet."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of the base weights; adapters and value heads are kept in float32 (float64 with float64)."""
+    trust_remote_code: bool = False
+    """Run Python files that come with the model. Off: a model that needs them is refused."""
+    lora_rank: int = 16
+    """1 to 512; must be a rank that the engine can serve."""
+    lora_alpha: int = 32
+    lora_targets: str | tuple[str, ...] = "all-linear"
+    """`all-linear` or module names."""
+    critic: Literal["own_adapter", "shared_trunk"] = "own_adapter"
+    """`own_adapter`: value heads on the base with their own adapter; `shared_trunk`: heads on the policy's trunk."""
+    critic_rank: int = 16
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    episodes: int = 32
+    """Dialogues an iteration, over all ranks."""
+    group_size: int = 1
+    """Dialogues of the same task; groups stay on one rank. Divides `episodes`."""
+    max_turns: int = 12
+    """Replies of the agent after which a dialogue is cut (termination max_turns)."""
+    max_reply_tokens: int = 64
+    max_context_tokens: int = 2048
+    """Prompt and reply together; a dialogue that would exceed it is cut (termination budget)."""
+    temperature: float = 1.0
+    """Above 0. Log-probabilities everywhere are those of the tempered distribution."""
+    concurrency: int = 128
+    """Dialogues in flight at once, per rank."""
+    deadline_s: float = 600.0
+    """Seconds after which one dialogue becomes a record with termination error."""
+    max_error_rate: float = 0.2
+    """Share of failed dialogues in one iteration above which the run stops."""
+    thoughts: Literal["keep", "strip", "split"] = "keep"
+    """Earlier thoughts in later prompts: kept (a row a dialogue), stripped (a row a turn), or as the template does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """One reward stream: its sources meet only inside it; streams meet only as whitened advantages."""
+
+    sources: tuple[str, ...]
+    """Parts that feed it: `outcome`, `reference_kl`, or the name of an evaluator or augmenter."""
+    weight: float = 1.0
+    kinds: tuple[str, ...] = ()
+    """Step kinds whose tokens receive this stream's advantage; empty: all."""
+    gamma_step: float = 1.0
+    lam_step: float = 1.0
+    """Discount and lambda from the last token of a step to the next step of the same turn; inside a step both are 1."""
+    gamma_turn: float = 0.99
+    lam_turn: float = 0.95
+    """Discount and lambda from the last token of a turn to the next turn."""
+    gamma_token: float = 1.0
+    lam_token: float = 1.0
+    whiten: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    iterations: int = 50
+    """Rounds of rollout and update."""
+    epochs: int = 2
+    """Passes over the dialogues of an iteration."""
+    minibatch: int = 16
+    """Trajectories of one update, over all ranks; divides the episodes of an iteration."""
+    microbatch: int = 16
+    """Trajectories of one forward pass on one rank."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-5
+    critic_learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_updates: int = 0
+    """Updates over which the learning rate rises from 0."""
+    critic_warmup_iterations: int = 0
+    """First iterations in which only the critic is updated."""
+    max_grad_norm: float = 1.0
+    """Clip of the policy's and of the critic's gradient norm, each on its own. 0: no clip."""
+    target_kl: float = 0.03
+    """Mean k3 to the proximal policy above which the rest of the iteration's policy updates are left out. 0: never."""
+    precision: Literal["no", "bf16"] = "no"
+    """Autocast of forward passes."""
+    save_every: int = 0
+    """Iterations between checkpoints. 0: only at the end."""
+    keep_checkpoints: int = 2
+    trackers: tuple[str, ...] = ()
+    """Names of experiment trackers as transformers and accelerate spell them; none by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    tasks: int = 256
+    """Size of the fixed panel of unseen tasks. 0: no evaluation."""
+    panel_seed: int = 1_000_000
+    """First task seed of the panel; training seeds stay below it."""
+    temperature: float = 1.0
+    """0: greedy."""
+    every: int = 0
+    """Iterations between evaluations. 0: before the first and after the last only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartSettings:
+    dialogues: int = 0
+    """Scripted dialogues to imitate before training. 0: no warm start."""
+    error_rate: float = 0.0
+    """Share of replies in which the scripted expert errs, in [0, 1]."""
+    epochs: int = 1
+    batch: int = 32
+    learning_rate: float = 1e-3
+    lora: bool = False
+    """Train an adapter instead of all weights; it becomes the reference of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSettings:
+    form: Literal["adapter", "merged", "both"] = "adapter"
+    probes: int = 8
+    """Prompts on which trainer, reload, merged weights and engine are compared."""
+    verify_engine: bool = True
+    """Also compare with the engine named under `generation`."""
