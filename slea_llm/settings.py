@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} {value!r} is out of range; allowed: {allowed}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     output_dir: str = "runs/default"
@@ -41,6 +46,12 @@ class ModelSettings:
     critic_rank: int = 16
     gradient_checkpointing: bool = False
 
+    def __post_init__(self) -> None:
+        _require(bool(self.base), "base", self.base, "a hub name or a folder")
+        _require(1 <= self.lora_rank <= 512, "lora_rank", self.lora_rank, "1 to 512")
+        _require(1 <= self.critic_rank <= 512, "critic_rank", self.critic_rank, "1 to 512")
+        _require(self.lora_alpha > 0, "lora_alpha", self.lora_alpha, "above 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
@@ -64,6 +75,13 @@ class RolloutSettings:
     thoughts: Literal["keep", "strip", "split"] = "keep"
     """Earlier thoughts in later prompts: kept (a row a dialogue), stripped (a row a turn), or as the template does."""
 
+    def __post_init__(self) -> None:
+        for name in ("episodes", "group_size", "max_turns", "max_reply_tokens", "max_context_tokens", "concurrency"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "above 0")
+        _require(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "0 to 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
@@ -83,6 +101,11 @@ class StreamSettings:
     gamma_token: float = 1.0
     lam_token: float = 1.0
     whiten: bool = True
+
+    def __post_init__(self) -> None:
+        _require(bool(self.sources), "sources", self.sources, "at least one part, such as outcome")
+        for name in ("gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +139,21 @@ class TrainerSettings:
     trackers: tuple[str, ...] = ()
     """Names of experiment trackers as transformers and accelerate spell them; none by default."""
 
+    def __post_init__(self) -> None:
+        for name in ("iterations", "epochs", "minibatch", "microbatch", "keep_checkpoints"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in (
+            "learning_rate",
+            "critic_learning_rate",
+            "weight_decay",
+            "warmup_updates",
+            "critic_warmup_iterations",
+            "max_grad_norm",
+            "target_kl",
+            "save_every",
+        ):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
@@ -128,11 +166,35 @@ class EvaluationSettings:
     every: int = 0
     """Iterations between evaluations. 0: before the first and after the last only."""
 
+    def __post_init__(self) -> None:
+        for name in ("tasks", "panel_seed", "temperature", "every"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinySettings:
+    """A model made from nothing: a Llama with random weights and a tokenizer trained on scripted dialogues."""
+
+    hidden: int = 128
+    """Width; heads x 64, the head size that engines serve on every device."""
+    layers: int = 2
+    heads: int = 2
+    vocab_size: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _require(self.vocab_size >= 300, "vocab_size", self.vocab_size, "300 or more (256 bytes and control tokens)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartSettings:
     dialogues: int = 0
     """Scripted dialogues to imitate before training. 0: no warm start."""
+    output: str = "runs/warm-start"
+    """Folder of the warm-started model (or adapter), which a later recipe names as `model.base` (or `model.adapter`)."""
+    from_scratch: TinySettings | None = None
+    """Make a tiny model first and warm-start that; None: start from `model.base`."""
     error_rate: float = 0.0
     """Share of replies in which the scripted expert errs, in [0, 1]."""
     epochs: int = 1
@@ -140,6 +202,13 @@ class WarmStartSettings:
     learning_rate: float = 1e-3
     lora: bool = False
     """Train an adapter instead of all weights; it becomes the reference of the run."""
+
+    def __post_init__(self) -> None:
+        _require(self.dialogues >= 0, "dialogues", self.dialogues, "0 or more")
+        _require(0 <= self.error_rate <= 1, "error_rate", self.error_rate, "0 to 1")
+        for name in ("epochs", "batch"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +218,6 @@ class ExportSettings:
     """Prompts on which trainer, reload, merged weights and engine are compared."""
     verify_engine: bool = True
     """Also compare with the engine named under `generation`."""
+
+    def __post_init__(self) -> None:
+        _require(self.probes >= 1, "probes", self.probes, "1 or more")

@@ -1,0 +1,224 @@
+"""The recipe: one strict YAML file, dotted overrides, everything checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from slea_llm import registry
+from slea_llm.errors import ConfigError, nearest
+from slea_llm.settings import (
+    EvaluationSettings,
+    ExportSettings,
+    ModelSettings,
+    RolloutSettings,
+    RunSettings,
+    StreamSettings,
+    TrainerSettings,
+    WarmStartSettings,
+)
+
+
+class ComponentSpec(BaseModel):
+    """A component by registry name, with the options of its own `Config`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Recipe(BaseModel):
+    """Everything a run is made of. Unknown keys are errors; `slea_llm.settings` documents the fixed parts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelSettings
+    environment: ComponentSpec
+    user: ComponentSpec = ComponentSpec(name="scripted")
+    generation: ComponentSpec = ComponentSpec(name="transformers")
+    parser: ComponentSpec = ComponentSpec(name="tagged")
+    evaluators: tuple[ComponentSpec, ...] = ()
+    augmenters: tuple[ComponentSpec, ...] = ()
+    streams: dict[str, StreamSettings] = {"outcome": StreamSettings(sources=("outcome",))}
+    credit: ComponentSpec = ComponentSpec(name="nested_gae")
+    losses: tuple[ComponentSpec, ...] = (ComponentSpec(name="ppo"), ComponentSpec(name="value"))
+    kl_in_reward: float = 0.0
+    """Coefficient of the k1 estimate in the reward part `reference_kl`. 0: not in the reward."""
+    run: RunSettings = RunSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    warm_start: WarmStartSettings = WarmStartSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    export: ExportSettings = ExportSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        rollout, trainer = self.rollout, self.trainer
+        if rollout.episodes % rollout.group_size:
+            raise ValueError(f"rollout.group_size {rollout.group_size} does not divide episodes {rollout.episodes}")
+        if rollout.episodes % trainer.minibatch:
+            raise ValueError(f"trainer.minibatch {trainer.minibatch} does not divide episodes {rollout.episodes}")
+        if not self.streams:
+            raise ValueError("streams is empty; give at least one, such as outcome: {sources: [outcome]}")
+        if self.kl_in_reward < 0:
+            raise ValueError(f"kl_in_reward {self.kl_in_reward} is negative")
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved recipe, loadable as it is."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+COMPONENT_SECTIONS: Mapping[str, str] = {
+    "environment": "environment",
+    "user": "user",
+    "generation": "generator",
+    "parser": "parser",
+    "evaluators": "evaluator",
+    "augmenters": "augmenter",
+    "credit": "credit",
+    "losses": "loss",
+}
+"""Section of a recipe -> registry kind."""
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `key.sub=value` overrides (values in YAML).
+
+    Raises ConfigError that lists every fault at once, each with its place, its value and the nearest known key.
+    """
+    file = Path(path)
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"recipe {file} cannot be read: {error.strerror or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"recipe {file} is not YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"recipe {file} must be a mapping of sections, not {type(document).__name__}")
+    for override in overrides:
+        _apply(document, override)
+    return parse_recipe(document, source=str(file))
+
+
+def parse_recipe(document: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """Validate a recipe that is already a mapping."""
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source, Recipe)) from error
+
+
+def component_config(kind: str, spec: ComponentSpec) -> tuple[Any, Any]:
+    """The component class of a spec and its validated `Config` instance.
+
+    Raises ConfigError for an unknown name, an unknown option (with the nearest known one) or a bad value.
+    """
+    component = registry.load(kind, spec.name)
+    config_class = component.Config
+    try:
+        return component, TypeAdapter(config_class).validate_python(spec.options)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, f"{kind} {spec.name!r}", config_class)) from error
+
+
+def check_components(recipe: Recipe) -> dict[str, list[tuple[Any, Any]]]:
+    """Resolve every component of a recipe: section -> [(class, config)]; all faults are reported at once."""
+    resolved: dict[str, list[tuple[Any, Any]]] = {}
+    faults: list[str] = []
+    for section, kind in COMPONENT_SECTIONS.items():
+        value = getattr(recipe, section)
+        specs = value if isinstance(value, tuple) else (value,)
+        resolved[section] = []
+        for spec in specs:
+            try:
+                resolved[section].append(component_config(kind, spec))
+            except ConfigError as error:
+                faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return resolved
+
+
+def _apply(document: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+    value = yaml.safe_load(text) if text else None
+    keys = path.split(".")
+    node: Any = document
+    for depth, key in enumerate(keys[:-1]):
+        if isinstance(node, list):
+            node = node[_list_index(node, key, path)]
+        elif isinstance(node, dict):
+            node = node.setdefault(key, {})
+        else:
+            raise ConfigError(f"override {override!r}: {'.'.join(keys[:depth])} holds {node!r}, which has no keys")
+    if isinstance(node, list):
+        node[_list_index(node, keys[-1], path)] = value
+    elif isinstance(node, dict):
+        node[keys[-1]] = value
+    else:
+        raise ConfigError(f"override {override!r}: {'.'.join(keys[:-1])} holds {node!r}, which has no keys")
+
+
+def _list_index(node: list[Any], key: str, path: str) -> int:
+    """Index of a list entry by number, or by the `name` of the component in it."""
+    if key.isdigit() and int(key) < len(node):
+        return int(key)
+    named = [entry.get("name") for entry in node if isinstance(entry, dict)]
+    if key in named:
+        return named.index(key)
+    known = [str(name) for name in named if name]
+    raise ConfigError(f"override {path!r}: no entry {key!r}; one of {', '.join(known) or 'none'}{nearest(key, known)}")
+
+
+def _explain(error: ValidationError, source: str, root: Any) -> str:
+    lines = [f"{source}: {error.error_count()} fault(s)"]
+    for fault in error.errors(include_url=False):
+        location = [str(part) for part in fault["loc"]]
+        place = ".".join(location) or "(top level)"
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = sorted(_known_keys(root, location[:-1]))
+            lines.append(
+                f"  {place}: unknown key; known: {', '.join(known)}{nearest(location[-1] if location else '', known)}"
+            )
+        elif fault["type"].startswith("missing"):
+            lines.append(f"  {place}: required, not given")
+        else:
+            lines.append(f"  {place}: {fault['msg']} (got {fault['input']!r})")
+    return "\n".join(lines)
+
+
+def _known_keys(root: Any, path: Iterable[str]) -> set[str]:
+    """Field names at a place inside nested models and dataclasses; mapping keys and list indices are passed over."""
+    node = root
+    for part in path:
+        hints = _fields(node)
+        if part in hints:
+            node = hints[part]
+    return set(_fields(node))
+
+
+def _fields(node: Any) -> dict[str, Any]:
+    if isinstance(node, type) and issubclass(node, BaseModel):
+        return {name: _inner(info.annotation) for name, info in node.model_fields.items()}
+    if dataclasses.is_dataclass(node):
+        return {entry.name: entry.type for entry in dataclasses.fields(node)}
+    return {}
+
+
+def _inner(annotation: Any) -> Any:
+    """The model or dataclass inside `dict[str, X]` and `tuple[X, ...]`, else the annotation itself."""
+    candidates = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type)]
+    inner = [a for a in candidates if dataclasses.is_dataclass(a) or issubclass(a, BaseModel)]
+    return inner[0] if inner else annotation
