@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """One running dialogue of an environment. Everything it knows is in `snapshot()`, which restores it exactly."""
+    """One running dialogue of an environment. Everything it knows is in `snapshot()`, which restores it exactly.
+
+    The driver hands every reply of the user to `user_says`, with `leaving` as the user set it, and adds the `reward` of
+    both `agent_says` and `user_says` to the turn of the agent's reply that led to it. The episode gives the reward of
+    every ending, its own turn limit (termination max_turns) and a leaving user (termination user_left) included.
+    """
 
     def system_prompt(self) -> tuple[Message, ...]:
         """What the agent is told before the user speaks."""
@@ -50,8 +55,11 @@ class Episode(Protocol):
         """Take one reply of the agent as sampled (thought included) and say what follows."""
         ...
 
-    def user_says(self, text: str) -> Outcome:
-        """Take what the user answered, before the agent sees it; a termination here ends the dialogue."""
+    def user_says(self, text: str, *, leaving: bool = False) -> Outcome:
+        """Take what the user answered, before the agent sees it; a termination here ends the dialogue.
+
+        With `leaving` the outcome always has the termination user_left and the reward of that ending.
+        """
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -72,8 +80,8 @@ class Environment(Protocol):
 
     def restore(self, task: Task, snapshot: Mapping[str, Any]) -> Episode: ...
 
-    def expert(self, task: Task) -> Agent:
-        """A scripted agent that succeeds."""
+    def expert(self, task: Task, *, error_rate: float = 0.0) -> Agent:
+        """A scripted agent that succeeds, or that errs in this share of its replies (seeded by the task)."""
         ...
 
     def idler(self, task: Task) -> Agent:
