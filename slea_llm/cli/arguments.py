@@ -1,0 +1,37 @@
+"""Arguments and folders that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from slea_llm.config import Recipe, load_recipe
+from slea_llm.errors import ConfigError
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """`RECIPE [key.sub=value ...]`."""
+    parser.add_argument("recipe", type=Path, help="recipe file (YAML)")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change, values in YAML")
+
+
+def read_recipe(arguments: argparse.Namespace) -> Recipe:
+    return load_recipe(arguments.recipe, arguments.overrides)
+
+
+def prepare_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
+    """Make sure that an output folder is new; an existing one is moved aside with `fresh`, never overwritten.
+
+    Raises ConfigError when the folder holds something and neither `fresh` nor `resume` was given.
+    """
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        if not fresh:
+            raise ConfigError(
+                f"{folder} already holds a run; give --resume to go on with it, --fresh to move it aside, "
+                "or another folder by run.output_dir=..."
+            )
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(aside)
+    folder.mkdir(parents=True, exist_ok=True)
