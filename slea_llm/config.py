@@ -67,6 +67,11 @@ class Recipe(BaseModel):
             raise ValueError(f"rollout.group_size {rollout.group_size} does not divide episodes {rollout.episodes}")
         if rollout.episodes % trainer.minibatch:
             raise ValueError(f"trainer.minibatch {trainer.minibatch} does not divide episodes {rollout.episodes}")
+        if self.evaluation.tasks and rollout.tasks > self.evaluation.panel_seed:
+            raise ValueError(
+                f"rollout.tasks {rollout.tasks} reaches into the evaluation panel, which starts at task seed "
+                f"{self.evaluation.panel_seed}"
+            )
         if not self.streams:
             raise ValueError("streams is empty; give at least one, such as outcome: {sources: [outcome]}")
         if self.kl_in_reward < 0:

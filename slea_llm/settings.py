@@ -57,6 +57,8 @@ class ModelSettings:
 class RolloutSettings:
     episodes: int = 32
     """Dialogues an iteration, over all ranks."""
+    tasks: int = 10_000
+    """Distinct training tasks, drawn in a seeded order; stays below `evaluation.panel_seed`."""
     group_size: int = 1
     """Dialogues of the same task; groups stay on one rank. Divides `episodes`."""
     max_turns: int = 12
@@ -76,7 +78,15 @@ class RolloutSettings:
     """Earlier thoughts in later prompts: kept (a row a dialogue), stripped (a row a turn), or as the template does."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "group_size", "max_turns", "max_reply_tokens", "max_context_tokens", "concurrency"):
+        for name in (
+            "episodes",
+            "tasks",
+            "group_size",
+            "max_turns",
+            "max_reply_tokens",
+            "max_context_tokens",
+            "concurrency",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "above 0")
@@ -192,7 +202,7 @@ class WarmStartSettings:
     dialogues: int = 0
     """Scripted dialogues to imitate before training. 0: no warm start."""
     output: str = "runs/warm-start"
-    """Folder of the warm-started model (or adapter), which a later recipe names as `model.base` (or `model.adapter`)."""
+    """Folder of the warm-started model or adapter, which `model.base` or `model.adapter` of the training names."""
     from_scratch: TinySettings | None = None
     """Make a tiny model first and warm-start that; None: start from `model.base`."""
     error_rate: float = 0.0
