@@ -1,0 +1,110 @@
+"""Whole folders, or nothing: write beside the target, then rename; and a table of what a folder holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from slea_llm.errors import StorageError
+
+MANIFEST = "manifest.json"
+
+
+@contextmanager
+def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder beside `target`; when the block ends well it becomes `target`, else it is removed.
+
+    Raises StorageError, before anything is written, when `target` exists and is not empty and `overwrite` is false. An
+    interrupted write leaves `target` as it was; the old content goes only after the new one is in place.
+    """
+    refuse_existing(target, overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.partial-"))
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+        _flush(partial)
+        _put_in_place(partial, target, overwrite=overwrite)
+    except OSError as error:
+        raise StorageError(f"could not write {target}: {error}; nothing was left there") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Raise StorageError when writing `target` would replace something that nobody asked to replace."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise StorageError(f"{target} is not a folder; give another name")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise StorageError(f"{target} exists already and is never overwritten unless asked; give another name")
+
+
+def _put_in_place(partial: Path, target: Path, *, overwrite: bool) -> None:
+    refuse_existing(target, overwrite=overwrite)  # somebody else may have finished it meanwhile
+    if not target.exists():
+        partial.rename(target)
+        return
+    aside = partial.with_name(partial.name + ".old")
+    target.rename(aside)
+    partial.rename(target)
+    shutil.rmtree(aside)
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def file_table(folder: Path) -> dict[str, dict[str, Any]]:
+    """Relative name -> size in bytes and SHA-256 of every file below `folder`, the manifest itself left out."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files
+    }
+
+
+def write_manifest(folder: Path, facts: Mapping[str, Any]) -> Path:
+    """Write `manifest.json`: the facts and the table of files, keys sorted, so that equal facts give equal bytes."""
+    path = folder / MANIFEST
+    text = json.dumps({**facts, "files": file_table(folder)}, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder. Raises StorageError when there is none or it is not JSON."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StorageError(f"{folder} holds no {MANIFEST}") from error
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise StorageError(f"{path} has no table of files")
+    return manifest
+
+
+def changed_files(folder: Path, *, contents: bool = True) -> list[str]:
+    """Names in the manifest whose file is missing or differs (in size, and in SHA-256 when `contents`), sorted."""
+    wrong = []
+    for name, row in read_manifest(folder)["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != row["bytes"] or (contents and sha256_of(path) != row["sha256"]):
+            wrong.append(name)
+    return sorted(wrong)
