@@ -1,0 +1,53 @@
+"""The composition root: the one place that hands one room to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slea_llm.config import ComponentSpec, Recipe, component_config
+from slea_llm.crediting import Crediting
+from slea_llm.errors import UnsupportedError
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser
+from slea_llm.scoring import Scorer
+
+
+def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
+    """Build a component from its spec, handing it what its `needs` ask for.
+
+    Raises UnsupportedError when it needs something that is not to be had here (a live environment in offline scoring).
+    """
+    cls, config = component_config(kind, spec)
+    given = available or {}
+    needs = getattr(cls, "needs", frozenset())
+    missing = sorted(needs - given.keys())
+    if missing:
+        raise UnsupportedError(f"{kind} {spec.name!r} needs {', '.join(missing)}, which is not to be had here")
+    return cls(config, **{name: given[name] for name in sorted(needs)})
+
+
+def environment(recipe: Recipe) -> Environment:
+    built: Environment = component("environment", recipe.environment)
+    return built
+
+
+def user(recipe: Recipe) -> SimulatedUser:
+    built: SimulatedUser = component("user", recipe.user)
+    return built
+
+
+def scorer(recipe: Recipe, available: Mapping[str, Any] | None = None) -> Scorer:
+    """Parser and evaluators, as the trainer and offline scoring both use them."""
+    evaluators = [component("evaluator", spec, available) for spec in recipe.evaluators]
+    return Scorer(component("parser", recipe.parser), evaluators)
+
+
+def crediting(recipe: Recipe) -> Crediting:
+    """Augmenters and the credit method over the recipe's reward streams."""
+    augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
+    cls, config = component_config("credit", recipe.credit)
+    return Crediting(recipe.streams, augmenters, cls(config, streams=recipe.streams), kl_coef=recipe.kl_in_reward)
+
+
+def losses(recipe: Recipe) -> tuple[LossTerm, ...]:
+    return tuple(component("loss", spec) for spec in recipe.losses)
