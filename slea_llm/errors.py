@@ -50,6 +50,10 @@ class EpisodeError(SleaError):
     """One episode broke; it becomes a record with termination `error`."""
 
 
+class CreditError(SleaError):
+    """Rewards, values and sampled tokens of a trajectory do not fit together."""
+
+
 class EvaluatorError(SleaError):
     """An evaluator cannot be used here; a single step that it cannot score is a reason in the record instead."""
 
