@@ -46,6 +46,10 @@ class StartupCheckError(SleaError):
     """A start-up or step-0 check did not hold."""
 
 
+class TrainingError(SleaError):
+    """An update cannot be made: a loss or gradient is not finite, or there is nothing to train on. Nothing was stepped."""
+
+
 class EpisodeError(SleaError):
     """One episode broke; it becomes a record with termination `error`."""
 
