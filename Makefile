@@ -62,7 +62,7 @@ demo: ready  ## Warm start, PPO, evaluation before and after, export with proof,
 	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores.jsonl
 
 demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check and the adapter proof
-	$(RUN) fetch-model smollm2-135m
+	$(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
 	$(LAUNCH) train recipes/order_taking_smollm2.yaml --fresh generation.name=$(ENGINE)
 	$(RUN) export runs/smollm2
 
