@@ -47,7 +47,7 @@ class StartupCheckError(SleaError):
 
 
 class TrainingError(SleaError):
-    """An update cannot be made: a loss or gradient is not finite, or there is nothing to train on. Nothing was stepped."""
+    """An update cannot be made (a loss or gradient is not finite, nothing to train on); nothing was stepped."""
 
 
 class EpisodeError(SleaError):
