@@ -1,0 +1,93 @@
+"""Where the turns and leaf steps of a trajectory lie in its sampled order, and which token earns their rewards.
+
+Boundaries come from the spans alone. Reading them off non-zero rewards loses every turn that earned nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slea_llm.errors import CreditError
+from slea_llm.types import ScoredTrajectory, Step, StepKind
+
+
+class PlacedTurn(NamedTuple):
+    """Turn `turn` holds the sampled tokens `[start, end)`, counted in sampled order."""
+
+    turn: int
+    start: int
+    end: int
+
+
+class PlacedStep(NamedTuple):
+    """Leaf step `key` = (turn, step) holds the sampled tokens `[start, end)`; its reward sits on token `earner`."""
+
+    key: tuple[int, int]
+    kind: StepKind
+    start: int
+    end: int
+    earner: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One trajectory in sampled order: `tokens` sampled tokens, tiled by the turns, tiled by the leaf steps."""
+
+    trajectory_id: str
+    tokens: int
+    turns: tuple[PlacedTurn, ...]
+    steps: tuple[PlacedStep, ...]
+
+
+def lay_out(scored: ScoredTrajectory) -> Layout:
+    """Sampled order of a trajectory, row after row.
+
+    A step without a token of its own (its text lies inside the last token of the step before it) earns on that token.
+    Raises CreditError when the trajectory has no tokens or its leaf steps do not tile a turn's sampled span.
+    """
+    trajectory = scored.trajectory
+    leaves: dict[int, list[Step]] = {turn.index: [] for turn in trajectory.turns}
+    for step in scored.leaves():
+        if step.turn not in leaves:
+            raise CreditError(f"trajectory {trajectory.id}: step {step.turn}.{step.index} is in no turn of it")
+        leaves[step.turn].append(step)
+    turns: list[PlacedTurn] = []
+    steps: list[PlacedStep] = []
+    position = 0
+    for turn in trajectory.turns:
+        if turn.span is None:
+            raise CreditError(
+                f"trajectory {trajectory.id}: turn {turn.index} is text without sampled tokens; "
+                "such logs can be scored and imitated, never credited"
+            )
+        start, row, expected = position, turn.span.row, turn.span.start
+        for step in leaves[turn.index]:
+            span = step.tokens
+            if span is None or (span.row, span.start) != (row, expected):
+                raise CreditError(
+                    f"trajectory {trajectory.id}: step {step.turn}.{step.index} has tokens {span}, "
+                    f"but should start at {expected} in row {row}"
+                )
+            end = position + span.end - span.start
+            earner = end - 1 if end > start else start
+            steps.append(PlacedStep((step.turn, step.index), step.kind, position, end, earner))
+            position, expected = end, span.end
+        if expected != turn.span.end:
+            raise CreditError(
+                f"trajectory {trajectory.id}: the steps of turn {turn.index} end at token {expected} of row {row}, "
+                f"the turn at {turn.span.end}"
+            )
+        turns.append(PlacedTurn(turn.index, start, position))
+    return Layout(trajectory_id=trajectory.id, tokens=position, turns=tuple(turns), steps=tuple(steps))
+
+
+def unscored_steps(scored: ScoredTrajectory, sources: Collection[str]) -> set[tuple[int, int]]:
+    """Leaf steps that an evaluator among `sources` was to score and did not, whatever its reason."""
+    missing: set[tuple[int, int]] = set()
+    for evaluator in scored.evaluator_versions:
+        if evaluator in sources:
+            known = {key for key, score in scored.scores_of(evaluator).items() if score.score is not None}
+            missing.update(key for step in scored.leaves() if (key := (step.turn, step.index)) not in known)
+    return missing
