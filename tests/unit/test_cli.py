@@ -1,0 +1,50 @@
+"""The frame of the command line: names, errors, folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slea_llm.cli import COMMANDS, main
+from slea_llm.cli.arguments import prepare_folder
+from slea_llm.errors import ConfigError
+
+
+def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
+def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_library_error_is_one_readable_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "no-such-recipe.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("slea plan: recipe no-such-recipe.yaml cannot be read")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"slea {name}" in capsys.readouterr().out
+
+
+def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    prepare_folder(folder, fresh=False)
+    (folder / "metrics.jsonl").write_text("kept", encoding="utf-8")
+    with pytest.raises(ConfigError, match="already holds a run; give --resume"):
+        prepare_folder(folder, fresh=False)
+    prepare_folder(folder, fresh=False, resume=True)
+    assert (folder / "metrics.jsonl").exists()
+    prepare_folder(folder, fresh=True)
+    assert not list(folder.iterdir())
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text(encoding="utf-8") == "kept"
