@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slea_llm.credit.placement import Layout, lay_out, unscored_steps
+from slea_llm.credit.placement import Layout, known_tokens, lay_out
 from slea_llm.errors import ConfigError, CreditError, nearest
 from slea_llm.interfaces import Reducer
 from slea_llm.settings import StreamSettings
@@ -238,7 +238,8 @@ class NestedGae:
             ends = zip(scored, values, strict=True)
             cut = np.array([value[-1] if one.trajectory.truncated else 0.0 for one, value in ends], dtype=np.float64)
             value = _joined([one[:-1] for one in values])
-            known = _known(scored, layouts, stream, tokens.total)
+            pairs = zip(scored, layouts, strict=True)
+            known = np.concatenate([np.zeros(0, bool), *(known_tokens(*pair, stream.sources) for pair in pairs)])
             advantage, target = self._estimate(stream, tokens, reward, value, cut)
             # Without a score there is nothing to learn from: the critic's target is its own word.
             returns[name] = np.where(known, target, tokens.spread(value[tokens.starts]))
@@ -354,19 +355,6 @@ def _checked(array: np.ndarray, size: int, what: str, layout: Layout) -> Floats:
         place = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise CreditError(f"trajectory {layout.trajectory_id}: {what} hold {numbers[place]} at token {place}")
     return numbers
-
-
-def _known(scored: Sequence[ScoredTrajectory], layouts: Sequence[Layout], stream: StreamSettings, total: int) -> Bools:
-    """(N,) false on the tokens of steps that an evaluator of this stream could not score."""
-    known = np.ones(total, dtype=bool)
-    base = 0
-    for one, layout in zip(scored, layouts, strict=True):
-        if missing := unscored_steps(one, stream.sources):
-            for step in layout.steps:
-                if step.key in missing:
-                    known[base + step.start : base + step.end] = False
-        base += layout.tokens
-    return known
 
 
 def _of_kinds(kinds: NDArray[np.int8], stream: StreamSettings) -> Bools:

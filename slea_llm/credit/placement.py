@@ -9,6 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slea_llm.errors import CreditError
 from slea_llm.types import ScoredTrajectory, Step, StepKind
 
@@ -83,11 +86,18 @@ def lay_out(scored: ScoredTrajectory) -> Layout:
     return Layout(trajectory_id=trajectory.id, tokens=position, turns=tuple(turns), steps=tuple(steps))
 
 
-def unscored_steps(scored: ScoredTrajectory, sources: Collection[str]) -> set[tuple[int, int]]:
-    """Leaf steps that an evaluator among `sources` was to score and did not, whatever its reason."""
-    missing: set[tuple[int, int]] = set()
+def unscored_steps(scored: ScoredTrajectory, evaluator: str) -> set[tuple[int, int]]:
+    """Leaf steps without a score of this evaluator, whatever its reason."""
+    known = {key for key, score in scored.scores_of(evaluator).items() if score.score is not None}
+    return {key for step in scored.leaves() if (key := (step.turn, step.index)) not in known}
+
+
+def known_tokens(scored: ScoredTrajectory, layout: Layout, sources: Collection[str]) -> NDArray[np.bool_]:
+    """(n,) false on the tokens of steps that an evaluator among `sources` was to score and did not."""
+    known = np.ones(layout.tokens, dtype=bool)
     for evaluator in scored.evaluator_versions:
-        if evaluator in sources:
-            known = {key for key, score in scored.scores_of(evaluator).items() if score.score is not None}
-            missing.update(key for step in scored.leaves() if (key := (step.turn, step.index)) not in known)
-    return missing
+        if evaluator in sources and (missing := unscored_steps(scored, evaluator)):
+            for step in layout.steps:
+                if step.key in missing:
+                    known[step.start : step.end] = False
+    return known

@@ -1,0 +1,286 @@
+"""From scored trajectories to credit: rewards by stream and named part, then the assigner.
+
+Runs when a batch is drawn, never before, so that every trajectory gets today's values and advantages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slea_llm.credit.placement import Layout, known_tokens, lay_out, unscored_steps
+from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
+from slea_llm.interfaces import Augmenter, CreditAssigner, Reducer
+from slea_llm.settings import StreamSettings
+from slea_llm.types import STEP_KINDS, AugmentedExperience, ScoredTrajectory, TokenStats, Trajectory
+
+Floats = NDArray[np.float64]
+
+OUTCOME = "outcome"
+"""The part that the environment pays, turn by turn."""
+REFERENCE_KL = "reference_kl"
+"""The part that charges every token its log-ratio to the reference policy (k1 in the reward)."""
+
+
+def check_streams(
+    streams: Mapping[str, StreamSettings],
+    evaluators: Collection[str],
+    augmenters: Collection[str],
+    kl_in_reward: bool,
+    kl_in_loss: bool,
+    *,
+    logged_only: Collection[str] = (),
+) -> None:
+    """Refuse streams that count something twice, never, or from nowhere; needs nothing but names.
+
+    `logged_only` names evaluators that are meant to feed no stream. Raises UnsupportedError for double counting and
+    ConfigError for the rest, each with the mend.
+    """
+    if kl_in_reward and kl_in_loss:
+        raise UnsupportedError(
+            "the KL to the reference is in the reward (kl_coef) and in the loss (reference_kl): it would count twice; "
+            "set kl_coef to 0 or take the loss term out"
+        )
+    clashes = sorted(set(evaluators) & set(augmenters) | {OUTCOME, REFERENCE_KL} & {*evaluators, *augmenters})
+    if clashes:
+        raise ConfigError(f"part name {clashes[0]!r} is used by two parts; rename one")
+    known = {OUTCOME, *evaluators, *augmenters} | ({REFERENCE_KL} if kl_in_reward else set())
+    fed = _check_sources(streams, known)
+    if kl_in_reward and REFERENCE_KL not in fed:
+        raise ConfigError(f"kl_coef is set, but no stream has {REFERENCE_KL!r} among its sources; add it to one")
+    for name in sorted(augmenters):
+        if name not in fed:
+            raise ConfigError(f"augmenter {name!r} feeds no stream; add it to the sources of one or take it out")
+    for name in sorted(evaluators):
+        if name not in fed and name not in logged_only:
+            raise ConfigError(
+                f"evaluator {name!r} feeds no stream; add it to the sources of one, or say that it is only logged"
+            )
+
+
+def _check_sources(streams: Mapping[str, StreamSettings], known: Collection[str]) -> dict[str, str]:
+    """Part -> the stream that it feeds; raises when a stream's own settings do not hold."""
+    if not streams:
+        raise ConfigError("no reward stream is set; give at least one, for example outcome: {sources: [outcome]}")
+    fed: dict[str, str] = {}
+    for name, stream in streams.items():
+        for source in stream.sources:
+            if source == REFERENCE_KL and source not in known:
+                raise ConfigError(f"stream {name!r} takes {source!r}, but kl_coef is 0; set it or take the source out")
+            if source not in known:
+                raise ConfigError(
+                    f"stream {name!r}: unknown source {source!r}; one of {', '.join(sorted(known))}"
+                    f"{nearest(source, known)}"
+                )
+            if source in fed:
+                raise UnsupportedError(
+                    f"part {source!r} feeds stream {fed[source]!r} and stream {name!r}: it would count twice; "
+                    "name it in one place"
+                )
+            fed[source] = name
+        if not (math.isfinite(stream.weight) and stream.weight >= 0.0):
+            raise ConfigError(f"stream {name!r}: weight {stream.weight} must be 0 or above")
+        for kind in stream.kinds:
+            if kind not in STEP_KINDS:
+                raise ConfigError(
+                    f"stream {name!r}: step kind {kind!r} is not one of {', '.join(STEP_KINDS)}"
+                    f"{nearest(kind, STEP_KINDS)}"
+                )
+    return fed
+
+
+class Crediting:
+    """Rewards of every part, placed on the tokens that earned them, and the credit that the assigner makes of them."""
+
+    def __init__(
+        self,
+        streams: Mapping[str, StreamSettings],
+        augmenters: Sequence[Augmenter],
+        assigner: CreditAssigner,
+        *,
+        kl_coef: float = 0.0,
+        evaluators: Collection[str] | None = None,
+        logged_only: Collection[str] = (),
+    ) -> None:
+        """`kl_coef` is the price of one nat of log-ratio to the reference. `evaluators` None: not known yet, so that a
+        source which is nothing else is taken for one and looked for in the trajectories.
+
+        Raises what `check_streams` raises.
+        """
+        if not (math.isfinite(kl_coef) and kl_coef >= 0.0):
+            raise ConfigError(f"kl_coef {kl_coef} must be 0 or above")
+        names = [augmenter.name for augmenter in augmenters]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"augmenters {', '.join(names)} do not have names of their own")
+        if evaluators is None:
+            sources = {source for stream in streams.values() for source in stream.sources}
+            evaluators = sources - {OUTCOME, REFERENCE_KL, *names}
+        check_streams(streams, evaluators, names, kl_in_reward=kl_coef > 0.0, kl_in_loss=False, logged_only=logged_only)
+        self.streams = dict(streams)
+        self.kl_coef = kl_coef
+        self.evaluators = tuple(sorted(evaluators))
+        self._augmenters = {augmenter.name: augmenter for augmenter in augmenters}
+        self._assigner = assigner
+
+    def credit(
+        self,
+        scored: Sequence[ScoredTrajectory],
+        stats: Sequence[TokenStats],
+        *,
+        progress: float,
+        reducer: Reducer,
+    ) -> tuple[AugmentedExperience, ...]:
+        """Credit of the trajectories that can carry any, in the given order.
+
+        `stats[i]` belongs to `scored[i]`. Failed trajectories and those in which nothing was sampled are left out;
+        `summary` counts them. `progress` in [0, 1] is the share of training done. Every rank calls this, also one
+        that holds no trajectory. Raises CreditError when scores, rewards or stats do not fit a trajectory.
+        """
+        if len(scored) != len(stats):
+            raise CreditError(f"{len(scored)} trajectories and {len(stats)} token stats do not pair")
+        kept = [pair for pair in zip(scored, stats, strict=True) if carries_credit(pair[0].trajectory)]
+        rewards = [self.rewards(one, stat, progress=progress) for one, stat in kept]
+        return self._assigner.assign([one for one, _ in kept], rewards, [stat for _, stat in kept], reducer)
+
+    def rewards(self, scored: ScoredTrajectory, stats: TokenStats, *, progress: float) -> dict[str, dict[str, Floats]]:
+        """`[stream][part]`, (n,) each: what every sampled token of one trajectory earned."""
+        layout = lay_out(scored)
+        return {
+            name: {source: self._part(source, scored, stats, layout, progress) for source in stream.sources}
+            for name, stream in self.streams.items()
+        }
+
+    def _part(
+        self, source: str, scored: ScoredTrajectory, stats: TokenStats, layout: Layout, progress: float
+    ) -> Floats:
+        if source == OUTCOME:
+            return _outcome(scored.trajectory, layout)
+        if source == REFERENCE_KL:
+            return _reference_kl(stats, layout, self.kl_coef)
+        if source in self._augmenters:
+            return _on_steps(source, self._augmenters[source].augment(scored, progress), layout)
+        if source not in scored.evaluator_versions:
+            known = ", ".join(sorted(scored.evaluator_versions)) or "no evaluator"
+            raise CreditError(f"trajectory {layout.trajectory_id} was scored by {known}, not by {source!r}")
+        scores = scored.scores_of(source).items()
+        return _on_steps(source, {key: one.score for key, one in scores if one.score is not None}, layout)
+
+    def summary(
+        self,
+        scored: Sequence[ScoredTrajectory],
+        experiences: Sequence[AugmentedExperience],
+        *,
+        reducer: Reducer,
+    ) -> dict[str, float]:
+        """Metrics of one call of `credit`, over all ranks (docs/credit.md says what each name means).
+
+        A metric without a denominator (no reward at all, targets that are all equal) is left out on every rank.
+        """
+        metrics = self._counts(scored, experiences, reducer)
+        names = list(self.streams)
+        pairs = [_targets_and_values(experiences, name, self.streams[name]) for name in names]
+        errors, targets = [target - value for target, value in pairs], [target for target, _ in pairs]
+        moments = _moments([*errors, *targets], reducer)
+        largest = reducer.max([float(np.abs(error).max(initial=0.0)) for error in errors])
+        for name, (mean, variance), (_, spread), peak in zip(
+            names, moments[: len(names)], moments[len(names) :], largest, strict=True
+        ):
+            metrics[f"credit/{name}/advantage_mean"] = mean
+            metrics[f"credit/{name}/advantage_std"] = math.sqrt(variance)
+            metrics[f"credit/{name}/advantage_max"] = peak
+            if spread > 0.0:
+                metrics[f"credit/{name}/explained_variance"] = 1.0 - variance / spread
+        return metrics
+
+    def _counts(
+        self, scored: Sequence[ScoredTrajectory], experiences: Sequence[AugmentedExperience], reducer: Reducer
+    ) -> dict[str, float]:
+        parts = [(name, source) for name, stream in self.streams.items() for source in stream.sources]
+        evaluators = [source for _, source in parts if source in self.evaluators]
+        sizes = [sum(float(np.abs(e.rewards[name][source]).sum()) for e in experiences) for name, source in parts]
+        missing = [sum(len(unscored_steps(e.scored, name)) for e in experiences) for name in evaluators]
+        steps = sum(len(e.scored.leaves()) for e in experiences)
+        failed = sum(one.trajectory.failed for one in scored)
+        empty = len(scored) - failed - len(experiences)
+        sums = reducer.sum([float(number) for number in (failed, empty, steps, *missing, *sizes)])
+        metrics = {"credit/failed": sums[0], "credit/empty": sums[1]}
+        if sums[2] > 0.0:
+            without = zip(evaluators, sums[3:], strict=False)
+            metrics.update({f"credit/unscored/{evaluator}": count / sums[2] for evaluator, count in without})
+        paid = sums[3 + len(evaluators) :]
+        if (total := sum(paid)) > 0.0:
+            shares = zip(parts, paid, strict=True)
+            metrics.update({f"credit/share/{source}": size / total for (_, source), size in shares})
+        return metrics
+
+
+def carries_credit(trajectory: Trajectory) -> bool:
+    """False for a failed trajectory and for one that ended before the policy sampled a token."""
+    return not trajectory.failed and bool(trajectory.turns)
+
+
+def _outcome(trajectory: Trajectory, layout: Layout) -> Floats:
+    """The reward of every turn on the last token that was sampled in it, never on what came after it."""
+    paid = sum(turn.reward for turn in trajectory.turns)
+    if trajectory.outcome is None or not math.isclose(paid, trajectory.outcome, rel_tol=1e-9, abs_tol=1e-9):
+        raise CreditError(
+            f"trajectory {trajectory.id}: its turns earned {paid}, its outcome is {trajectory.outcome}; "
+            "a reward would be lost or made up"
+        )
+    rewards = np.zeros(layout.tokens)
+    for turn, place in zip(trajectory.turns, layout.turns, strict=True):
+        if place.end > place.start:
+            rewards[place.end - 1] += turn.reward
+        elif turn.reward:
+            raise CreditError(f"trajectory {trajectory.id}: turn {turn.index} earned {turn.reward} without any token")
+    return rewards
+
+
+def _reference_kl(stats: TokenStats, layout: Layout, kl_coef: float) -> Floats:
+    """k1 in the reward: minus the coefficient times log pi - log ref, at every token."""
+    for what, array in (("proximal", stats.proximal), ("reference", stats.reference)):
+        if array.shape != (layout.tokens,):
+            raise CreditError(
+                f"trajectory {layout.trajectory_id}: {what} log-probs have shape {array.shape}, "
+                f"should be ({layout.tokens},)"
+            )
+    return -kl_coef * (np.asarray(stats.proximal, np.float64) - np.asarray(stats.reference, np.float64))
+
+
+def _on_steps(part: str, numbers: Mapping[tuple[int, int], float], layout: Layout) -> Floats:
+    """Step rewards on the last token of their steps."""
+    rewards = np.zeros(layout.tokens)
+    earners = {step.key: step.earner for step in layout.steps}
+    for key, number in numbers.items():
+        if key not in earners:
+            raise CreditError(
+                f"trajectory {layout.trajectory_id}: part {part!r} pays step {key}, which is no leaf step"
+            )
+        if not math.isfinite(number):
+            raise CreditError(f"trajectory {layout.trajectory_id}: part {part!r} pays step {key} {number}")
+        rewards[earners[key]] += number
+    return rewards
+
+
+def _targets_and_values(
+    experiences: Sequence[AugmentedExperience], name: str, stream: StreamSettings
+) -> tuple[Floats, Floats]:
+    """Targets and values of one stream where the critic is read and every score is known."""
+    targets, values = [np.zeros(0)], [np.zeros(0)]
+    for one in experiences:
+        read = one.value_mask & known_tokens(one.scored, lay_out(one.scored), stream.sources)
+        targets.append(one.returns[name][read])
+        values.append(np.asarray(one.stats.values[name], np.float64)[:-1][read])
+    return np.concatenate(targets), np.concatenate(values)
+
+
+def _moments(arrays: Sequence[Floats], reducer: Reducer) -> list[tuple[float, float]]:
+    """Mean and population variance of each array over all ranks; 0 and 0 of an empty one."""
+    sums = reducer.sum([number for array in arrays for number in (float(array.size), float(array.sum()))])
+    counts = [max(count, 1.0) for count in sums[0::2]]
+    means = [total / count for total, count in zip(sums[1::2], counts, strict=True)]
+    squares = reducer.sum([float(np.square(a - mean).sum()) for a, mean in zip(arrays, means, strict=True)])
+    return [(mean, square / count) for mean, square, count in zip(means, squares, counts, strict=True)]

@@ -1,0 +1,95 @@
+"""One panel of unseen tasks, played before and after, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slea_llm.errors import ConfigError, EpisodeError
+from slea_llm.interfaces import Environment
+from slea_llm.measures import mean_lengths, wilson
+from slea_llm.settings import EvaluationSettings
+from slea_llm.types import TERMINATIONS, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """How `n` finished dialogues ended. `errors` more broke: they are counted here and part of no other number.
+
+    `interval` is the Wilson 95 % interval of `success_rate`. Turns are replies of the agent; `mean_turns_success` is
+    None without a success. `mean_return` is the mean sum of rewards. `terminations` counts all dialogues.
+    """
+
+    n: int
+    successes: int
+    success_rate: float
+    interval: tuple[float, float]
+    errors: int
+    mean_turns_success: float | None
+    mean_turns: float
+    mean_return: float
+    terminations: Mapping[str, int]
+
+    def line(self) -> str:
+        """The report in one line."""
+        low, high = self.interval
+        turns = "-" if self.mean_turns_success is None else f"{self.mean_turns_success:.2f}"
+        ends = ", ".join(f"{name} {count}" for name, count in self.terminations.items())
+        return (
+            f"success {self.successes}/{self.n} = {100 * self.success_rate:.1f} % "
+            f"(95 % {100 * low:.1f} to {100 * high:.1f}), turns {turns} of successes, {self.mean_turns:.2f} of all, "
+            f"return {self.mean_return:.2f}, errors {self.errors} ({ends})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {**dataclasses.asdict(self), "interval": list(self.interval), "terminations": dict(self.terminations)}
+
+
+def panel(environment: Environment, settings: EvaluationSettings) -> tuple[Task, ...]:
+    """The fixed tasks of an evaluation: seeds from `panel_seed` on, which no training task reaches.
+
+    Raises ConfigError when the environment repeats a task id, since a repeated task is not a second one.
+    """
+    tasks = tuple(environment.task(settings.panel_seed + number) for number in range(settings.tasks))
+    repeated = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
+    if repeated:
+        raise ConfigError(f"environment {environment.name!r} gives task id {repeated[0]!r} to several seeds")
+    return tasks
+
+
+def evaluate(run: Callable[[Sequence[Task]], Sequence[Trajectory]], tasks: Sequence[Task]) -> EvaluationReport:
+    """Play every task once with `run` and report.
+
+    Raises EpisodeError when `run` loses or adds dialogues, and when none of them finished.
+    """
+    return report(run(tasks), expected=len(tasks))
+
+
+def report(trajectories: Sequence[Trajectory], *, expected: int | None = None) -> EvaluationReport:
+    """The report of dialogues already played; `expected` is how many there should be."""
+    if expected is not None and len(trajectories) != expected:
+        raise EpisodeError(f"{len(trajectories)} dialogues came back for {expected} tasks")
+    finished = [trajectory for trajectory in trajectories if not trajectory.failed]
+    if not finished:
+        first = next((trajectory.error for trajectory in trajectories), "no task was given")
+        raise EpisodeError(f"none of {len(trajectories)} dialogues finished; the first says: {first}")
+    n, successes = len(finished), sum(trajectory.success for trajectory in finished)
+    lengths = mean_lengths(
+        [float(len(trajectory.turns)) for trajectory in finished], [trajectory.success for trajectory in finished]
+    )
+    counts = Counter(trajectory.termination for trajectory in trajectories)
+    return EvaluationReport(
+        n=n,
+        successes=successes,
+        success_rate=successes / n,
+        interval=wilson(successes, n),
+        errors=len(trajectories) - n,
+        mean_turns_success=lengths.successes,
+        mean_turns=lengths.all,
+        mean_return=sum(trajectory.outcome or 0.0 for trajectory in finished) / n,
+        terminations={name: counts[name] for name in TERMINATIONS if counts[name]},
+    )
