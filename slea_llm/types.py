@@ -7,7 +7,7 @@ update, a *score* is what an evaluator says, a *reward* is what enters credit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -220,6 +220,12 @@ class Step:
             raise ValueError(f"step kind {self.kind!r} is not one of {', '.join(STEP_KINDS)}")
 
 
+def leaf_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps of one trajectory that no other step refines, in order."""
+    parents = {(step.turn, step.parent) for step in steps if step.parent is not None}
+    return tuple(step for step in steps if (step.turn, step.index) not in parents)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredStep:
     """An evaluator's word on one step: a score, or the reason why there is none. A failed score is never 0."""
@@ -252,8 +258,7 @@ class ScoredTrajectory:
 
     def leaves(self) -> tuple[Step, ...]:
         """The steps that no other step refines, in order."""
-        parents = {(step.turn, step.parent) for step in self.steps if step.parent is not None}
-        return tuple(step for step in self.steps if (step.turn, step.index) not in parents)
+        return leaf_steps(self.steps)
 
     def scores_of(self, evaluator: str) -> dict[tuple[int, int], ScoredStep]:
         """`(turn, step) -> score` of one evaluator."""
