@@ -133,39 +133,6 @@ def _refuse_pickles(folder: Path) -> None:
             )
 
 
-def frozen_adapters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Adapter weights that are not trained: the reference after a warm start. Empty when the reference is the base."""
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad and ".lora_" in name
-    }
-
-
-def restore_parameters(named: NamedParameters, stored: Mapping[str, torch.Tensor], *, part: str) -> None:
-    """Copy stored weights into the parameters of one part (`policy`, `critic` or `reference`), bit by bit.
-
-    Raises CheckpointError, listing the names, when a weight is missing, unknown, or of another shape or type: a value
-    head that is not in the checkpoint is never left at its random start.
-    """
-    parameters = dict(named)
-    missing, unknown = sorted(parameters.keys() - stored.keys()), sorted(stored.keys() - parameters.keys())
-    if missing or unknown:
-        raise CheckpointError(
-            f"the {part} of this run and of the checkpoint differ: missing in the checkpoint {missing or 'none'}, "
-            f"unknown to this run {unknown or 'none'}; resume with the recipe that wrote it"
-        )
-    for name, parameter in parameters.items():
-        tensor = stored[name]
-        if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
-            raise CheckpointError(
-                f"{part} weight {name} is {tuple(tensor.shape)} {tensor.dtype} in the checkpoint and "
-                f"{tuple(parameter.shape)} {parameter.dtype} in this run; resume with the recipe that wrote it"
-            )
-        with torch.no_grad():
-            parameter.copy_(tensor)
-
-
 def optimizer_snapshot(optimizer: torch.optim.Optimizer, named: NamedParameters) -> Snapshot:
     """State of an optimizer: tensors as `slot/parameter name`, plain numbers and group options as JSON."""
     tensors: dict[str, torch.Tensor] = {}
@@ -201,10 +168,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, named: NamedParameters, 
 def rng_state() -> dict[str, Any]:
     """States of the generators of Python, NumPy and torch (CPU and CUDA) of this process, as JSON values."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    legacy = np.random.get_state(legacy=False)
+    legacy["state"]["key"] = legacy["state"]["key"].tolist()
     return {
         "python": [version, list(internal), gauss],
-        "numpy": [name, keys.tolist(), position, has_gauss, cached],
+        "numpy": legacy,
         "torch": _to_hex(torch.get_rng_state()),
         "cuda": [_to_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
     }
@@ -214,8 +182,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     """Set the generators to a state written by `rng_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    np.random.set_state({**state["numpy"]})
     torch.set_rng_state(_from_hex(state["torch"]))
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([_from_hex(text) for text in state["cuda"]])
