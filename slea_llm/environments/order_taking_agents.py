@@ -1,0 +1,79 @@
+"""The scripted agents of order_taking: an expert that may err on purpose, and one that does nothing of use."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language
+from slea_llm.errors import ConfigError
+from slea_llm.types import Message, State
+
+
+def place_call(arguments: Mapping[str, str]) -> str:
+    """The structured call that places the order."""
+    call = {"name": TOOL, "arguments": dict(arguments)}
+    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderExpert:
+    """Asks for what is missing, reads the order back until all of it is confirmed, then places it.
+
+    In a share `error_rate` of its replies it errs: asks for a filled slot, reads back or places too early, leaves out
+    the read-back, or makes small talk, each of those possible now with equal chance. Its draws depend on (seed, turn).
+    """
+
+    languages: Mapping[str, Language]
+    error_rate: float = 0.0
+    seed: int = 0
+    writes_values: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.error_rate <= 1.0:
+            raise ConfigError(f"error_rate {self.error_rate} is not in [0, 1]")
+
+    def act(self, state: State, messages: Sequence[Message]) -> str:
+        del messages  # the public state holds all it needs
+        rng = random.Random(f"order expert/{self.seed}/{state['turn']}")  # noqa: S311 (not a secret)
+        if rng.random() < self.error_rate:
+            return self._say(rng.choice(self._errors(state, rng)), state, rng)
+        if state["missing"]:
+            return self._say(state["missing"][0], state, rng)
+        return self._say("read_back" if state["unconfirmed"] else "place", state, rng)
+
+    @staticmethod
+    def _errors(state: State, rng: random.Random) -> list[str]:
+        """The mistakes to choose from: each kind once, so that many filled slots do not crowd out the rest."""
+        errors = ["small_talk"]
+        if state["filled"]:
+            errors.append(rng.choice(list(state["filled"])))
+        if state["missing"] or state["unconfirmed"]:
+            errors.append("place")
+        if state["missing"] and state["filled"]:
+            errors.append("read_back")
+        return errors
+
+    def _say(self, act: str, state: State, rng: random.Random) -> str:
+        wording = self.languages[state["language"]].agents
+        entry = wording["ask"][act] if act in SLOTS else wording[act]
+        if act == "place":
+            said = place_call(state["filled"] if self.writes_values else {})
+        else:
+            said = rng.choice(entry["replies"])
+        return f"<think>{entry['thought']}</think>{said}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idler:
+    """Only ever makes small talk."""
+
+    languages: Mapping[str, Language]
+
+    def act(self, state: State, messages: Sequence[Message]) -> str:
+        del messages
+        talk = self.languages[state["language"]].agents["small_talk"]
+        replies: Sequence[str] = talk["replies"]
+        return f"<think>{talk['thought']}</think>{replies[state['turn'] % len(replies)]}"
