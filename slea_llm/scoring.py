@@ -1,0 +1,161 @@
+"""Parse and evaluate: the one way from a trajectory to its scored steps, online and offline alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from slea_llm.errors import ConfigError, EvaluatorError, SleaError
+from slea_llm.interfaces import StepEvaluator, StepParser
+from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
+
+StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
+"""Turn -> the character at which each of its sampled tokens starts; None for a turn without tokens."""
+
+# What data can do to an evaluator. Errors of the code itself (TypeError, AttributeError, AssertionError) end the run.
+EVALUATION_FAILURES = (SleaError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
+
+
+class TokenDecoder(Protocol):
+    """The part of a chat tokenizer that scoring needs."""
+
+    def decode(self, ids: Sequence[int]) -> tuple[str, Sequence[int]]:
+        """Text of sampled tokens without the end-of-turn token, and the character at which each token starts."""
+        ...
+
+
+class Scorer:
+    """Cuts every turn into steps and asks every evaluator about them.
+
+    An evaluator that fails on a trajectory gives each of its steps the reason why there is no score; a failure is never
+    a score of 0. `max_unscored` in [0, 1] is the share of unscored steps of one evaluator above which `check` raises.
+    """
+
+    def __init__(
+        self,
+        parser: StepParser,
+        evaluators: Sequence[StepEvaluator],
+        chat: TokenDecoder | None = None,
+        *,
+        max_unscored: float = 0.2,
+    ) -> None:
+        names = [evaluator.name for evaluator in evaluators]
+        if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+            raise ConfigError(f"evaluators named more than once: {', '.join(repeated)}; their scores would mix")
+        if not 0 <= max_unscored <= 1:
+            raise ConfigError(f"max_unscored {max_unscored} is not in [0, 1]")
+        self._parser = parser
+        self._evaluators = tuple(evaluators)
+        self._chat = chat
+        self.max_unscored = max_unscored
+
+    def score(self, trajectory: Trajectory, starts_of: StartsOf | None = None) -> ScoredTrajectory:
+        """Steps and scores of one trajectory.
+
+        Token spans come from `starts_of`, else from the decoder given as `chat`, else they are left out. Raises
+        EvaluatorError when tokens and text of a turn differ, or an evaluator answers about steps that it was not asked.
+        """
+        if starts_of is None:
+            starts_of = self._decoded_starts(trajectory)
+        steps = tuple(
+            step for turn in trajectory.turns for step in self._parser.parse(turn, trajectory.id, starts_of(turn))
+        )
+        scores = tuple(word for evaluator in self._evaluators for word in _ask(evaluator, trajectory, steps))
+        return ScoredTrajectory(
+            trajectory=trajectory,
+            steps=steps,
+            scores=scores,
+            parser=self._parser.name,
+            evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
+        )
+
+    def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
+        """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""
+        summaries = summarize(scored)
+        for name, summary in summaries.items():
+            if summary.unscored_share > self.max_unscored:
+                reason, count = summary.reasons.most_common(1)[0]
+                raise EvaluatorError(
+                    f"evaluator {name!r} left {summary.unscored} of {summary.steps} steps unscored, a share of "
+                    f"{summary.unscored_share:.3f} where max_unscored allows {self.max_unscored}; "
+                    f"{count} of them because: {reason}"
+                )
+        return summaries
+
+    def _decoded_starts(self, trajectory: Trajectory) -> StartsOf:
+        def starts_of(turn: Turn) -> Sequence[int] | None:
+            if self._chat is None or turn.span is None or not trajectory.traces:
+                return None
+            ids = trajectory.traces[turn.span.row].token_ids[turn.span.start : turn.span.end]
+            text, starts = self._chat.decode(ids)
+            if text != turn.text:
+                raise EvaluatorError(
+                    f"trajectory {trajectory.id!r}, turn {turn.index}: its tokens decode to {text[:80]!r}, "
+                    f"its text is {turn.text[:80]!r}; score it with the tokenizer that it was sampled with"
+                )
+            return starts
+
+        return starts_of
+
+
+def _ask(evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step]) -> list[ScoredStep]:
+    """One word for each leaf step, in the order of the steps."""
+    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
+    try:
+        words = evaluator.score(trajectory, steps)
+    except EVALUATION_FAILURES as error:
+        reason = f"{type(error).__name__}: {error}"
+        return [_unscored(evaluator, place, reason) for place in leaves]
+    given = {(word.turn, word.step): word for word in words}
+    if len(given) != len(words) or not given.keys() <= set(leaves):
+        raise EvaluatorError(
+            f"evaluator {evaluator.name!r} on trajectory {trajectory.id!r}: each leaf step gets one ScoredStep; "
+            f"got {len(words)} for {sorted(given)}, the leaf steps are {leaves}"
+        )
+    return [given.get(place) or _unscored(evaluator, place, "the evaluator gave no answer") for place in leaves]
+
+
+def _unscored(evaluator: StepEvaluator, place: tuple[int, int], reason: str) -> ScoredStep:
+    return ScoredStep(
+        turn=place[0],
+        step=place[1],
+        evaluator=evaluator.name,
+        version=evaluator.version,
+        score=None,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSummary:
+    """What one evaluator did with a set of trajectories. `mean` is over the scored steps, None when there are none."""
+
+    steps: int
+    unscored: int
+    mean: float | None
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def unscored_share(self) -> float:
+        return self.unscored / self.steps if self.steps else 0.0
+
+
+def summarize(scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
+    """Evaluator -> counts, mean score, and the reasons for what is unscored."""
+    words: dict[str, list[ScoredStep]] = {}
+    for trajectory in scored:
+        for word in trajectory.scores:
+            words.setdefault(word.evaluator, []).append(word)
+    return {name: _summary(group) for name, group in words.items()}
+
+
+def _summary(words: Sequence[ScoredStep]) -> ScoreSummary:
+    scores = [word.score for word in words if word.score is not None]
+    return ScoreSummary(
+        steps=len(words),
+        unscored=len(words) - len(scores),
+        mean=sum(scores) / len(scores) if scores else None,
+        reasons=Counter(word.reason for word in words if word.reason is not None),
+    )
