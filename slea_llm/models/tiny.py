@@ -76,7 +76,7 @@ def make_tokenizer(texts: Sequence[str], *, vocab_size: int, max_length: int = 2
     return fast
 
 
-def make_tiny(  # noqa: PLR0913  a model's size is several numbers
+def make_tiny(
     folder: str | Path,
     texts: Sequence[str],
     *,
@@ -90,7 +90,8 @@ def make_tiny(  # noqa: PLR0913  a model's size is several numbers
     """Write a Hugging Face folder with a random Llama and its tokenizer; equal arguments give equal bytes.
 
     `hidden / heads` is the head size; the vLLM engine on a CPU wants 64 (the default). The embedding has exactly as
-    many rows as the tokenizer has entries. Returns the folder. Raises ConfigError when `heads` does not divide `hidden`.
+    many rows as the tokenizer has entries. Returns the folder.
+    Raises ConfigError when `heads` does not divide `hidden`.
     """
     if hidden % heads:
         raise ConfigError(f"hidden size {hidden} is not divisible by {heads} heads")

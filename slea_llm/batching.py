@@ -1,0 +1,168 @@
+"""The one place where numbers per sampled token become padded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from slea_llm.errors import ConfigError, nearest
+from slea_llm.types import AugmentedExperience, Batch, TokenTrace
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Rows of all experiences, padded on the right. A boolean mask over it runs in sampled order."""
+
+    ids: np.ndarray  # (B, T) int64
+    attended: np.ndarray  # (B, T) bool
+    sampled: np.ndarray  # (B, T) bool
+    behaviour: np.ndarray  # (B, T) float64
+    trajectory: np.ndarray  # (B,) int64
+
+
+def collate(
+    experiences: Sequence[AugmentedExperience], *, streams: Sequence[str], pad_id: int, dtype: torch.dtype
+) -> Batch:
+    """All rows of these experiences as one Batch of `dtype`, in their order, padded on the right to the longest.
+
+    `trajectory` numbers the experiences from 0. What is padding is said by masks alone: `pad_id` may be a token that
+    is also sampled. Raises ValueError when an experience holds another count of numbers than of sampled tokens, and
+    ConfigError when it lacks one of the streams.
+    """
+    if not experiences:
+        raise ValueError("an empty list of experiences cannot be made a batch")
+    for experience in experiences:
+        _check(experience, streams)
+    grid = _grid(experiences, pad_id)
+
+    def spread(pick: Callable[[AugmentedExperience], np.ndarray]) -> np.ndarray:
+        """(B, T): the numbers of every experience at its sampled tokens, 0 elsewhere."""
+        values = np.concatenate([pick(experience) for experience in experiences])
+        out = np.zeros(grid.sampled.shape, dtype=values.dtype)
+        out[grid.sampled] = values
+        return out
+
+    def stack(pick: Callable[[AugmentedExperience, str], np.ndarray]) -> np.ndarray:
+        """(B, T, S): the same, a column a stream."""
+        return np.stack([spread(lambda one, stream=stream: pick(one, stream)) for stream in streams], axis=-1)  # type: ignore[misc]
+
+    def real(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(dtype)
+
+    policy_mask = spread(lambda one: one.policy_mask.astype(bool))
+    counts = np.array([np.count_nonzero(experience.policy_mask) for experience in experiences])
+    return Batch(
+        input_ids=torch.from_numpy(grid.ids),
+        attention_mask=torch.from_numpy(grid.attended),
+        policy_mask=torch.from_numpy(policy_mask),
+        imitation_mask=torch.zeros(grid.ids.shape, dtype=torch.bool),
+        value_mask=torch.from_numpy(spread(lambda one: one.value_mask.astype(bool))),
+        behaviour_logprobs=real(grid.behaviour),
+        proximal_logprobs=real(spread(lambda one: one.stats.proximal)),
+        reference_logprobs=real(spread(lambda one: one.stats.reference)),
+        advantages=real(spread(lambda one: one.advantages)),
+        weights=real(spread(lambda one: one.weights)),
+        returns=real(stack(lambda one, stream: one.returns[stream])),
+        old_values=real(stack(lambda one, stream: one.stats.values[stream][:-1])),
+        trajectory=torch.from_numpy(grid.trajectory),
+        trajectory_tokens=real(counts[grid.trajectory]),
+    )
+
+
+def microbatches(batch: Batch, *, trajectories: int) -> list[Batch]:
+    """Split into batches of at most `trajectories` trajectories each; one trajectory's rows always stay together.
+
+    Trajectories of similar length go together and each piece is trimmed to its longest row. Every loss is a sum over
+    units, so neither changes an update. Order: by the longest row, shortest first; numbers in `trajectory` are kept.
+    """
+    lengths = batch.attention_mask.sum(dim=1)
+    names, owner = torch.unique(batch.trajectory, return_inverse=True)
+    longest = torch.zeros(len(names), dtype=lengths.dtype, device=lengths.device)
+    longest = longest.scatter_reduce(0, owner, lengths, reduce="amax")
+    place = longest.argsort(stable=True).argsort()[
+        owner
+    ]  # (B,) where each row's trajectory stands in the order of running
+    pieces = []
+    for start in range(0, len(names), trajectories):
+        inside = ((place >= start) & (place < start + trajectories)).nonzero().squeeze(1)
+        rows = inside[place[inside].argsort(stable=True)]
+        pieces.append(_take(batch, rows, width=int(lengths[rows].max())))
+    return pieces
+
+
+def empty_like(batch: Batch) -> Batch:
+    """A dummy of one short row with every mask false.
+
+    It runs forward and backward like any other and adds zeros, so that a rank that has run out of rows still takes
+    part in the others' gradient exchange.
+    """
+    first = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
+    row = _take(batch, first, width=min(2, int(batch.input_ids.shape[1])))
+    kept = ("input_ids", "attention_mask")
+    return Batch(**{name: tensor if name in kept else torch.zeros_like(tensor) for name, tensor in _tensors(row)})
+
+
+def _tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+    for field in fields(batch):
+        yield field.name, getattr(batch, field.name)
+
+
+def _take(batch: Batch, rows: torch.Tensor, *, width: int) -> Batch:
+    return Batch(
+        **{name: tensor[rows][:, :width] if tensor.dim() > 1 else tensor[rows] for name, tensor in _tensors(batch)}
+    )
+
+
+def _grid(experiences: Sequence[AugmentedExperience], pad_id: int) -> _Grid:
+    traces: list[TokenTrace] = []
+    owners: list[int] = []
+    for number, experience in enumerate(experiences):
+        traces.extend(experience.scored.trajectory.traces)
+        owners.extend([number] * len(experience.scored.trajectory.traces))
+    shape = (len(traces), max(len(trace) for trace in traces))
+    grid = _Grid(
+        ids=np.full(shape, pad_id, dtype=np.int64),
+        attended=np.zeros(shape, dtype=bool),
+        sampled=np.zeros(shape, dtype=bool),
+        behaviour=np.zeros(shape),
+        trajectory=np.array(owners, dtype=np.int64),
+    )
+    for row, trace in enumerate(traces):
+        length = len(trace)
+        grid.ids[row, :length] = trace.token_ids
+        grid.attended[row, :length] = True
+        grid.sampled[row, :length] = trace.sampled_mask
+        grid.behaviour[row, :length] = trace.logprobs
+    if grid.sampled[:, 0].any():
+        row = int(np.flatnonzero(grid.sampled[:, 0])[0])
+        name = experiences[owners[row]].scored.trajectory.id
+        raise ValueError(f"trajectory {name}: the first token of a row is sampled, but nothing predicts it")
+    grid.behaviour[~grid.sampled] = 0.0
+    return grid
+
+
+def _check(experience: AugmentedExperience, streams: Sequence[str]) -> None:
+    trajectory = experience.scored.trajectory
+    expected = trajectory.sampled_tokens
+    if not expected:
+        raise ValueError(f"trajectory {trajectory.id} has no sampled token and cannot enter an update")
+    counts = {
+        "proximal": len(experience.stats.proximal),
+        "reference": len(experience.stats.reference),
+        "advantages": len(experience.advantages),
+        "weights": len(experience.weights),
+        "value_mask": len(experience.value_mask),
+        "policy_mask": len(experience.policy_mask),
+    }
+    for stream in streams:
+        for name, numbers in (("returns", experience.returns), ("values", experience.stats.values)):
+            if stream not in numbers:
+                raise ConfigError(f"trajectory {trajectory.id} has no {name} of {stream!r}{nearest(stream, numbers)}")
+        counts[f"returns of {stream!r}"] = len(experience.returns[stream])
+        counts[f"values of {stream!r}"] = len(experience.stats.values[stream]) - 1
+    odd = [f"{name} {count}" for name, count in counts.items() if count != expected]
+    if odd:
+        raise ValueError(f"trajectory {trajectory.id} has {expected} sampled tokens, but counts of {', '.join(odd)}")
