@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -51,6 +52,17 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     return tokenizer
+
+
+def load_stop_ids(settings: ModelSettings) -> frozenset[int]:
+    """The ids that end a reply by the model's generation config; empty when it has none."""
+    try:
+        ids = GenerationConfig.from_pretrained(settings.base, revision=settings.revision).eos_token_id
+    except OSError:  # a model without a generation config stops at its tokenizer's tokens
+        return frozenset()
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
 
 
 def load_base(settings: ModelSettings) -> PreTrainedModel:
