@@ -81,7 +81,7 @@ def report(trajectories: Sequence[Trajectory], *, expected: int | None = None) -
     lengths = mean_lengths(
         [float(len(trajectory.turns)) for trajectory in finished], [trajectory.success for trajectory in finished]
     )
-    counts = Counter(trajectory.termination for trajectory in trajectories)
+    counts = Counter[str](trajectory.termination for trajectory in trajectories)
     return EvaluationReport(
         n=n,
         successes=successes,

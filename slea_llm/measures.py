@@ -5,6 +5,7 @@ Nothing here knows of dialogues; every function takes plain numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float, *
     """Where the points (x, y), x growing, reach `threshold`."""
     _require(in_a_row >= 1, f"in_a_row {in_a_row} must be 1 or more")
     xs, reached = [x for x, _ in curve], [y >= threshold for _, y in curve]
-    _require(all(left < right for left, right in zip(xs, xs[1:], strict=False)), "the x of the curve must grow")
+    _require(all(left < right for left, right in itertools.pairwise(xs)), "the x of the curve must grow")
     if True not in reached:
         return Crossing(first=None, interpolated=None, sustained=None)
     at = reached.index(True)

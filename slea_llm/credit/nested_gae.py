@@ -8,6 +8,7 @@ indexed by the transition; streams as the two heads of Burda et al. 2018 ("Rando
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -74,15 +75,18 @@ def whiten(arrays: Sequence[Floats], masks: Sequence[Bools], reducer: Reducer) -
     """
     picked = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
     sums = reducer.sum([number for part in picked for number in (float(part.size), float(part.sum()))])
-    counts, means = sums[0::2], [total / max(count, 1.0) for count, total in zip(sums[0::2], sums[1::2], strict=True)]
-    squares = reducer.sum([float(np.square(part - mean).sum()) for part, mean in zip(picked, means, strict=True)])
+    counts = [max(count, 1.0) for count in sums[0::2]]
+    means = [total / count for total, count in zip(sums[1::2], counts, strict=True)]
+    # Corrected two-pass form (Chan et al. 1983): what rounding left of the mean is taken out with the deviations.
+    deviations = [part - mean for part, mean in zip(picked, means, strict=True)]
+    rests = reducer.sum([number for part in deviations for number in (float(part.sum()), float(np.square(part).sum()))])
     whitened = []
-    for array, mask, count, mean, square in zip(arrays, masks, counts, means, squares, strict=True):
-        deviation = float(np.sqrt(square / max(count, 1.0)))
-        flat = deviation <= FLAT * max(1.0, abs(mean))
+    for index, (array, mask, part) in enumerate(zip(arrays, masks, deviations, strict=True)):
+        rest, square = rests[2 * index] / counts[index], rests[2 * index + 1] / counts[index]
+        deviation = math.sqrt(max(square - rest * rest, 0.0))
         result = np.zeros_like(array)
-        if not flat:
-            result[mask] = (array[mask] - mean) / deviation
+        if deviation > FLAT * max(1.0, abs(means[index])):
+            result[mask] = (part - rest) / deviation
         whitened.append(result)
     return whitened
 
