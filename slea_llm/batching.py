@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -72,47 +72,40 @@ def collate(
     )
 
 
-def microbatches(batch: Batch, *, trajectories: int) -> list[Batch]:
-    """Split into batches of at most `trajectories` trajectories each; one trajectory's rows always stay together.
+def microbatches(experiences: Sequence[AugmentedExperience], *, trajectories: int) -> list[list[AugmentedExperience]]:
+    """Groups of at most `trajectories` experiences of similar length, the shortest first.
 
-    Trajectories of similar length go together and each piece is trimmed to its longest row. Every loss is a sum over
-    units, so neither changes an update. Order: by the longest row, shortest first; numbers in `trajectory` are kept.
+    A trajectory's rows are never parted. Every loss is a sum over units, so neither grouping nor order changes an
+    update; less padding is all they are for.
     """
-    lengths = batch.attention_mask.sum(dim=1)
-    names, owner = torch.unique(batch.trajectory, return_inverse=True)
-    longest = torch.zeros(len(names), dtype=lengths.dtype, device=lengths.device)
-    longest = longest.scatter_reduce(0, owner, lengths, reduce="amax")
-    place = longest.argsort(stable=True).argsort()[
-        owner
-    ]  # (B,) where each row's trajectory stands in the order of running
-    pieces = []
-    for start in range(0, len(names), trajectories):
-        inside = ((place >= start) & (place < start + trajectories)).nonzero().squeeze(1)
-        rows = inside[place[inside].argsort(stable=True)]
-        pieces.append(_take(batch, rows, width=int(lengths[rows].max())))
-    return pieces
+    by_length = sorted(experiences, key=lambda one: max(len(trace) for trace in one.scored.trajectory.traces))
+    return [by_length[start : start + trajectories] for start in range(0, len(by_length), trajectories)]
 
 
-def empty_like(batch: Batch) -> Batch:
-    """A dummy of one short row with every mask false.
+def blank(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
+    """One short row with every loss mask false: what a rank runs that has fewer micro-batches than another.
 
-    It runs forward and backward like any other and adds zeros, so that a rank that has run out of rows still takes
-    part in the others' gradient exchange.
+    It goes through the same modules as a real batch and adds zeros to every gradient, so that collectives match.
     """
-    first = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
-    row = _take(batch, first, width=min(2, int(batch.input_ids.shape[1])))
-    kept = ("input_ids", "attention_mask")
-    return Batch(**{name: tensor if name in kept else torch.zeros_like(tensor) for name, tensor in _tensors(row)})
-
-
-def _tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-    for field in fields(batch):
-        yield field.name, getattr(batch, field.name)
-
-
-def _take(batch: Batch, rows: torch.Tensor, *, width: int) -> Batch:
+    shape = (1, 2)
+    off = torch.zeros(shape, dtype=torch.bool)
+    zeros = torch.zeros(shape, dtype=dtype)
+    by_stream = torch.zeros((*shape, streams), dtype=dtype)
     return Batch(
-        **{name: tensor[rows][:, :width] if tensor.dim() > 1 else tensor[rows] for name, tensor in _tensors(batch)}
+        input_ids=torch.full(shape, pad_id),
+        attention_mask=torch.ones(shape, dtype=torch.bool),
+        policy_mask=off,
+        imitation_mask=off,
+        value_mask=off,
+        behaviour_logprobs=zeros,
+        proximal_logprobs=zeros,
+        reference_logprobs=zeros,
+        advantages=zeros,
+        weights=zeros,
+        returns=by_stream,
+        old_values=by_stream,
+        trajectory=torch.zeros(1, dtype=torch.int64),
+        trajectory_tokens=torch.zeros(1, dtype=dtype),
     )
 
 
