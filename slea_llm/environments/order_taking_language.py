@@ -23,7 +23,7 @@ _SENTENCE = re.compile(r"[^.!?。;\n]+[.!?。;\n]*")
 _PLACEHOLDER = re.compile(r"\{(order|" + "|".join(SLOTS) + r")\}")
 _PHONE = re.compile(r"(?<!\d)(\d{3})[- ]?(\d{4})(?!\d)")
 _TIME = re.compile(
-    r"(?<!\d)(?P<hour>[01]?\d|2[0-3])"
+    r"(?P<half_day>下午|晚上|傍晚)?(?<!\d)(?P<hour>[01]?\d|2[0-3])"
     r"(?::(?P<minute>[0-5]\d)(?!\d)|点(?:(?P<half>半)|(?P<spoken>[0-5]?\d)分?)?|(?= ?[ap]m\b))"
     r"(?: ?(?P<part>[ap]m)\b)?"
 )
@@ -71,7 +71,7 @@ def calls(reply: str) -> tuple[Call, ...]:
 def _call(source: str) -> Call:
     try:
         document = json.loads(source)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a number of too many digits
         return Call(name="", arguments=None)
     if not isinstance(document, dict) or not isinstance(document.get("name"), str):
         return Call(name="", arguments=None)
@@ -130,6 +130,10 @@ class Language:
 
         With `counted` a bare number is no quantity; it needs a unit or a dish behind it.
         """
+        named = self._named(text, counted=counted)
+        return {slot: next(iter(values)) for slot, values in named.items() if len(values) == 1}
+
+    def _named(self, text: str, *, counted: bool) -> dict[str, set[str]]:
         found: dict[str, list[str]] = {slot: [] for slot in SLOTS}
         rest = normal(text)
         rest = self._take(rest, _PHONE, lambda m: found["phone"].append(f"{m[1]}-{m[2]}"))
@@ -138,7 +142,7 @@ class Language:
         rest = self._take(rest, self._dish, lambda m: found["dish"].append(self._values["dish"][m[1]]), mark="\0")
         number = self._counted if counted else self._number
         self._take(rest, number, lambda m: found["quantity"].append(self._values["quantity"][m[1]]))
-        return {slot: values[0] for slot, values in found.items() if len(set(values)) == 1}
+        return {slot: set(values) for slot, values in found.items()}
 
     def canonical(self, slot: str, value: str) -> str | None:
         """A value as the order notes it down, or None when it is no value of that slot."""
@@ -183,7 +187,7 @@ class Language:
         stated: list[str] = []
         for sentence in _SENTENCE.findall(normal(_PLACEHOLDER.sub("\1", reply))):
             if self._cue["recommend"].search(sentence):
-                recommends.update(slot for slot in self.values(sentence, counted=True) or ("dish",))
+                recommends.update(self.values(sentence, counted=True) or ("dish",))
                 continue
             stated.append(sentence)
             if self._cue["request"].search(sentence):
@@ -198,7 +202,8 @@ class Language:
         )
 
     def _asked(self, sentence: str) -> set[str]:
-        asked = {slot for slot, pattern in self._ask.items() if pattern.search(sentence)}
+        choice = {slot for slot, values in self._named(sentence, counted=True).items() if len(values) > 1}
+        asked = choice | {slot for slot, pattern in self._ask.items() if pattern.search(sentence)}
         if not asked and self._cue["open"].search(sentence):
             return {"dish"}
         return asked
@@ -220,6 +225,8 @@ def _clock(match: re.Match[str]) -> str:
     """`HH:MM` of a time match; 6 pm is 18:00, 12 am is 00:00."""
     hour = int(match["hour"])
     minute = 30 if match["half"] else int(match["minute"] or match["spoken"] or 0)
-    if match["part"] and hour <= 12:
+    if match["half_day"] and hour < 12:
+        hour += 12
+    elif match["part"] and hour <= 12:
         hour = hour % 12 + (12 if match["part"] == "pm" else 0)
     return f"{hour:02d}:{minute:02d}"

@@ -1,0 +1,171 @@
+"""What every registered environment promises, shown with its scripted agents and the scripted user."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from slea_llm import registry
+from slea_llm.errors import EpisodeError
+from slea_llm.interfaces import Environment
+from slea_llm.types import Message, State
+from slea_llm.users.scripted import ScriptedUser
+from tests.support.dialogue import Played, play, resume
+
+SEEDS = 200
+NAMES = sorted(registry.ROWS["environment"])
+LANGUAGES = ("en", "zh", "mixed")
+
+
+class SayOnly:
+    """An agent that is polite and nothing else."""
+
+    def act(self, state: State, messages: Sequence[Message]) -> str:
+        del state, messages
+        return "ok"
+
+
+def made(name: str, **settings: Any) -> Environment:
+    component = registry.load("environment", name)
+    environment: Environment = component(component.Config(**settings))
+    return environment
+
+
+def variants() -> Iterator[Any]:
+    """Each environment once for each language it can speak."""
+    for name in NAMES:
+        fields = {field.name for field in dataclasses.fields(registry.load("environment", name).Config)}
+        for language in LANGUAGES if "language" in fields else (None,):
+            settings = {"language": language} if language else {}
+            yield pytest.param(made(name, **settings), id=f"{name}-{language}" if language else name)
+
+
+@pytest.fixture(params=variants())
+def environment(request: pytest.FixtureRequest) -> Environment:
+    found: Environment = request.param
+    return found
+
+
+@pytest.fixture
+def user() -> ScriptedUser:
+    return ScriptedUser(ScriptedUser.Config())
+
+
+def same(one: Played, other: Played) -> bool:
+    return (one.messages, one.rewards, one.states, one.acts, one.termination) == (
+        other.messages,
+        other.rewards,
+        other.states,
+        other.acts,
+        other.termination,
+    )
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from texts(item)
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from value
+        for item in value.values():
+            yield from keys(item)
+
+
+def test_expert_succeeds_on_every_task(environment: Environment, user: ScriptedUser) -> None:
+    for seed in range(SEEDS):
+        task = environment.task(seed)
+        played = play(environment, user, environment.expert(task), task, seed=seed + 1)
+        assert played.termination == "success", f"task {task.id}: {played.messages}"
+        assert played.outcome > 0
+
+
+def test_expert_that_errs_sometimes_fails(environment: Environment, user: ScriptedUser) -> None:
+    tasks = [environment.task(seed) for seed in range(60)]
+    ends = [play(environment, user, environment.expert(t, error_rate=1.0), t).termination for t in tasks]
+    assert "failure" in ends or "user_left" in ends
+
+
+def test_idler_and_say_only_agent_fail(environment: Environment, user: ScriptedUser) -> None:
+    for seed in range(SEEDS):
+        task = environment.task(seed)
+        for agent in (environment.idler(task), SayOnly()):
+            played = play(environment, user, agent, task, seed=seed)
+            assert played.termination in {"failure", "user_left", "max_turns"}
+            assert played.outcome <= 0
+
+
+def test_same_seed_gives_the_same_dialogue(environment: Environment, user: ScriptedUser) -> None:
+    for seed in range(30):
+        task = environment.task(seed)
+        assert task == environment.task(seed)
+        agent = environment.expert(task, error_rate=0.5)
+        assert same(play(environment, user, agent, task, seed=3), play(environment, user, agent, task, seed=3))
+
+
+def test_user_seed_changes_the_words(environment: Environment, user: ScriptedUser) -> None:
+    task = environment.task(1)
+    said = {tuple(play(environment, user, environment.expert(task), task, seed=s).said_by("user")) for s in range(8)}
+    assert len(said) > 1
+
+
+def test_restore_at_each_turn_continues_identically(environment: Environment, user: ScriptedUser) -> None:
+    for seed in range(25):
+        task = environment.task(seed)
+        agent = environment.expert(task, error_rate=0.4)
+        whole = play(environment, user, agent, task, seed=seed)
+        for turn in range(whole.turns):
+            assert same(whole, resume(environment, user, agent, task, whole=whole, turn=turn)), (seed, turn)
+
+
+def test_a_thousand_seeds_give_a_thousand_tasks(environment: Environment) -> None:
+    tasks = [environment.task(seed) for seed in range(1000)]
+    assert len({json.dumps(task.goal, sort_keys=True) for task in tasks}) == 1000
+    assert len({task.id for task in tasks}) == 1000
+
+
+def test_task_and_state_are_json(environment: Environment, user: ScriptedUser) -> None:
+    for seed in range(20):
+        task = environment.task(seed)
+        assert json.loads(json.dumps(dict(task.goal))) == task.goal
+        played = play(environment, user, environment.expert(task, error_rate=0.3), task)
+        for state in played.states:
+            assert json.loads(json.dumps(dict(state))) == state
+
+
+def test_goal_is_hidden_until_the_user_tells_it(environment: Environment) -> None:
+    for seed in range(SEEDS):
+        task = environment.task(seed)
+        episode = environment.start(task)
+        prompt = " ".join(message.content for message in episode.system_prompt())
+        public = [*texts(episode.state()), *prompt.split()]
+        hidden = {text for text in texts(task.goal) if len(text) > 2} - set(keys(task.goal))
+        assert hidden
+        assert not hidden & set(public)
+        assert not any(text in prompt for text in hidden if " " in text or not text.isascii())
+
+
+def test_ended_episode_takes_nothing_more(environment: Environment) -> None:
+    task = environment.task(0)
+    episode = environment.start(task)
+    assert episode.user_says("...", leaving=True).termination == "user_left"
+    with pytest.raises(EpisodeError, match="ended"):
+        episode.agent_says("hello")
+    with pytest.raises(EpisodeError, match="ended"):
+        environment.restore(task, episode.snapshot()).user_says("hello")
+
+
+def test_snapshot_of_another_shape_is_refused(environment: Environment) -> None:
+    with pytest.raises(EpisodeError, match="keys"):
+        environment.restore(environment.task(0), {"unknown": 1})
