@@ -58,9 +58,10 @@ class Rollout:
         *,
         environment_name: str,
         seed: int,
+        greedy: bool = False,
     ) -> None:
         self._environment, self._user, self._generator, self._chat = environment, user, generator, chat
-        self._settings, self._name, self._seed = settings, environment_name, seed
+        self._settings, self._name, self._seed, self._greedy = settings, environment_name, seed, greedy
 
     def run(
         self,
@@ -69,7 +70,6 @@ class Rollout:
         first_episode: int,
         policy_version: int,
         progress: bool = False,
-        greedy: bool = False,
     ) -> list[Trajectory]:
         """One record for every task, in the order of `tasks`; task i is episode `first_episode + i`.
 
@@ -84,13 +84,13 @@ class Rollout:
             )
         if not tasks:
             return []
-        trajectories = asyncio.run(self._run(tasks, first_episode, progress=progress, greedy=greedy))
+        trajectories = asyncio.run(self._run(tasks, first_episode, progress=progress))
         self._check_error_rate(trajectories)
         return trajectories
 
-    async def _run(self, tasks: Sequence[Task], first: int, *, progress: bool, greedy: bool) -> list[Trajectory]:
+    async def _run(self, tasks: Sequence[Task], first: int, *, progress: bool) -> list[Trajectory]:
         running = asyncio.Semaphore(self._settings.concurrency)
-        dialogues = [self._dialogue(task, first + i, greedy=greedy) for i, task in enumerate(tasks)]
+        dialogues = [self._dialogue(task, first + i) for i, task in enumerate(tasks)]
         with tqdm(total=len(tasks), desc="rollout", unit="dialogue", disable=not progress) as bar:
             jobs = [asyncio.create_task(dialogue.run(running, self._settings.deadline_s)) for dialogue, _ in dialogues]
             for job in jobs:
@@ -103,8 +103,8 @@ class Rollout:
             for (dialogue, sampler), job in zip(dialogues, jobs, strict=True)
         ]
 
-    def _dialogue(self, task: Task, episode: int, *, greedy: bool) -> tuple[Dialogue, _Sampler]:
-        sampler = _Sampler(self._generator, self._chat, self._settings, key=(self._seed, episode), greedy=greedy)
+    def _dialogue(self, task: Task, episode: int) -> tuple[Dialogue, _Sampler]:
+        sampler = _Sampler(self._generator, self._chat, self._settings, key=(self._seed, episode), greedy=self._greedy)
         dialogue = Dialogue(
             self._environment,
             self._user,
@@ -123,7 +123,7 @@ class Rollout:
         versions = sorted(set(sampler.versions)) or [version]
         provenance = {
             "engine": type(self._generator).__name__,
-            "greedy": sampler.greedy,
+            "greedy": self._greedy,
             "thoughts": self._chat.thoughts,
             "retokenised": sampler.retokenised,
         }
@@ -226,7 +226,7 @@ class _Sampler:
         greedy: bool,
     ) -> None:
         self._generator, self._chat, self._settings, self._key = generator, chat, settings, key
-        self.greedy = greedy
+        self._greedy = greedy
         self.versions: list[int] = []
         self.retokenised = 0
         self._rows: list[_Row] = []
@@ -253,7 +253,7 @@ class _Sampler:
             prompt_ids=prompt,
             key=(*self._key, turn),
             max_tokens=min(self._settings.max_reply_tokens, room),
-            greedy=self.greedy,
+            greedy=self._greedy,
         )
         generation = _checked(await self._generator.generate(request), request)
         text = self._chat.text(generation.token_ids)
