@@ -36,8 +36,8 @@ class TaggedParser:
     A tag belongs to the step that it opens or closes; white space between two steps belongs to the earlier one. What is
     broken is read as follows:
 
-    - a thought that is never closed reaches to the end (so that unfinished reasoning is never taken for the reply), or
-      to a tool call that begins in it when the model stopped by itself;
+    - a thought that is never closed reaches to the end, so that unfinished reasoning is never taken for the reply, and
+      no call in it for one that was made;
     - a first tag that only closes means that the thought was opened in the prompt: it begins with the text;
     - nested tags are one thought; with more opening than closing tags it ends at the last closing one, unless the reply
       was cut by its length, and then it is all thought;
@@ -167,14 +167,9 @@ class TaggedParser:
                 depth += -1 if tags[later].closing else 1
             if depth == 0:
                 return tags[later].end, later + 1
-        if cut_short:
+        if cut_short or last_close < index:
             return length, len(tags)
-        if last_close > index:
-            return tags[last_close].end, last_close + 1
-        for later in range(index, len(tags)):
-            if tags[later].tool and not tags[later].closing:
-                return tags[later].start, later
-        return length, len(tags)
+        return tags[last_close].end, last_close + 1
 
     def _split(self, text: str, segment: _Segment) -> list[_Segment]:
         if segment.kind != "thought":
