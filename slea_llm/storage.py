@@ -249,6 +249,17 @@ SCORED = LogFormat[ScoredTrajectory](
 )
 
 
+def log_kind(path: Path | str) -> str:
+    """The format name in the header of a log. Raises StorageError when the file is no log of this project."""
+    file = Path(path)
+    _, first = next(_lines(file), (0, b""))
+    body = _checked(first)
+    header = json.loads(body) if body else {}
+    if "format" not in header:
+        raise StorageError(f"{file} does not begin with the header of a log of this project; is it of another kind?")
+    return str(header["format"])
+
+
 class RecordLog(Generic[R]):
     """A log that grows, by one writer. After `append` returns, the records are on the disk.
 
