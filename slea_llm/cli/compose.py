@@ -9,7 +9,7 @@ from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.errors import UnsupportedError
 from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser
-from slea_llm.scoring import Scorer
+from slea_llm.scoring import Scorer, TokenDecoder
 
 
 def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
@@ -19,7 +19,7 @@ def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | Non
     """
     cls, config = component_config(kind, spec)
     given = available or {}
-    needs = getattr(cls, "needs", frozenset())
+    needs: frozenset[str] = getattr(cls, "needs", frozenset())
     missing = sorted(needs - given.keys())
     if missing:
         raise UnsupportedError(f"{kind} {spec.name!r} needs {', '.join(missing)}, which is not to be had here")
@@ -36,17 +36,23 @@ def user(recipe: Recipe) -> SimulatedUser:
     return built
 
 
-def scorer(recipe: Recipe, available: Mapping[str, Any] | None = None) -> Scorer:
-    """Parser and evaluators, as the trainer and offline scoring both use them."""
+def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
+    """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
     evaluators = [component("evaluator", spec, available) for spec in recipe.evaluators]
-    return Scorer(component("parser", recipe.parser), evaluators)
+    return Scorer(component("parser", recipe.parser), evaluators, chat)
 
 
 def crediting(recipe: Recipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
     augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
-    return Crediting(recipe.streams, augmenters, cls(config, streams=recipe.streams), kl_coef=recipe.kl_in_reward)
+    return Crediting(
+        recipe.streams,
+        augmenters,
+        cls(config, streams=recipe.streams),
+        kl_coef=recipe.kl_in_reward,
+        evaluators=[spec.name for spec in recipe.evaluators],
+    )
 
 
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:

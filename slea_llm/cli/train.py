@@ -1,0 +1,168 @@
+"""Train an agent by a recipe: `accelerate launch --config_file recipes/accelerate/<x>.yaml -m slea_llm train ...`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
+from slea_llm.cli.output import say
+from slea_llm.config import Recipe
+from slea_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from slea_llm.cli.session import Session
+    from slea_llm.collection import Rank
+    from slea_llm.evaluation import EvaluationReport
+    from slea_llm.models.policy import PolicyCritic
+    from slea_llm.trainer import Trainer
+    from slea_llm.types import Task, Trajectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument("--fresh", action="store_true", help="move an existing output folder aside and start anew")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--until", type=int, default=None, metavar="N", help="stop after N iterations of the run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    recipe = read_recipe(arguments)
+    from slea_llm import planning
+    from slea_llm.cli.session import check_secrets, quiet_third_parties
+    from slea_llm.distributed import make_accelerator
+
+    check_secrets(recipe)
+    notes = planning.check(recipe)
+    output = Path(recipe.run.output_dir)
+    accelerator = make_accelerator(recipe.trainer, output_dir=output)
+    if accelerator.is_main_process:
+        prepare_folder(output, fresh=arguments.fresh, resume=arguments.resume)
+        (output / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        for note in notes:
+            say(f"note: {note}")
+    accelerator.wait_for_everyone()
+    with quiet_third_parties(output / "logs" / f"rank{accelerator.process_index}.log"):
+        TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
+    return 0
+
+
+class TrainingRun:
+    """One process of a training run: builds the parts, evaluates before and after, trains between."""
+
+    def __init__(self, recipe: Recipe, accelerator: Accelerator) -> None:
+        from slea_llm.collection import Rank
+
+        self._recipe, self._accelerator = recipe, accelerator
+        self._output = Path(recipe.run.output_dir)
+        self._rank: Rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
+
+    def run(self, *, resume: bool, until: int | None) -> None:
+        from slea_llm.cli.session import open_session
+        from slea_llm.models.policy import build
+
+        recipe = self._recipe
+        session = open_session(recipe, seed_offset=self._rank.index)
+        try:
+            model = build(
+                recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+            )
+            trainer = self._trainer(session, model)
+            if resume:
+                self._resume(trainer)
+            trainer.run(until=until)
+            if trainer.iteration == recipe.trainer.iterations:
+                self._evaluate(session, "after", trainer.policy_version)
+        finally:
+            session.generator.close()
+
+    def _trainer(self, session: Session, model: PolicyCritic) -> Trainer:
+        from slea_llm.cli import compose
+        from slea_llm.collection import OnlineCollector
+        from slea_llm.storage import ScoredLog
+        from slea_llm.trainer import Parts, Trainer, TrainerOptions
+
+        recipe = self._recipe
+        main = bool(self._accelerator.is_main_process)
+
+        def before(iteration: int, policy_version: int) -> None:
+            every = recipe.evaluation.every
+            if iteration == 0:
+                self._evaluate(session, "before", policy_version)
+            elif every and iteration % every == 0:
+                self._evaluate(session, f"iteration {iteration}", policy_version)
+
+        collector = OnlineCollector(
+            environment=session.environment,
+            rollout=session.rollout,
+            scorer=compose.scorer(recipe, chat=session.chat),
+            settings=recipe.rollout,
+            seed=recipe.run.seed,
+            log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),
+            rank=self._rank,
+            before=before,
+        )
+        bf16 = recipe.trainer.precision == "bf16" or recipe.model.dtype == "bfloat16"
+        return Trainer(
+            model,
+            recipe.trainer,
+            recipe.rollout,
+            Parts(
+                losses=compose.losses(recipe),
+                collector=collector,
+                crediting=compose.crediting(recipe),
+                generator=session.generator,
+            ),
+            accelerator=self._accelerator,
+            options=TrainerOptions(
+                output_dir=self._output,
+                seed=recipe.run.seed,
+                pad_id=session.pad_id,
+                numerics="bfloat16" if bf16 else "float32",
+                progress=main,
+                report=say,
+            ),
+        )
+
+    def _resume(self, trainer: Trainer) -> None:
+        from slea_llm import checkpoint
+
+        newest = checkpoint.latest_complete(trainer.checkpoints, report=say)
+        if newest is None:
+            raise CheckpointError(f"{trainer.checkpoints} holds no whole checkpoint to resume from")
+        trainer.resume(newest)
+
+    def _evaluate(self, session: Session, moment: str, policy_version: int) -> EvaluationReport | None:
+        """Play the fixed panel, every rank its piece; the first rank says and writes what came of it."""
+        from accelerate.utils import gather_object
+
+        from slea_llm.collection import panel_player
+        from slea_llm.evaluation import evaluate, panel
+
+        settings = self._recipe.evaluation
+        if not settings.tasks:
+            return None
+        tasks: Sequence[Task] = panel(session.environment, settings)
+
+        def gather(played: list[Trajectory]) -> list[Trajectory]:
+            everyone: list[Trajectory] = gather_object(played)
+            return everyone
+
+        play = panel_player(
+            session.panel_rollout,
+            rank=self._rank,
+            gather=gather,
+            policy_version=policy_version,
+        )
+        report = evaluate(play, tasks)
+        if self._accelerator.is_main_process:
+            say(f"{moment}: {report.line()}")
+            record = {"moment": moment, "policy_version": policy_version, **report.to_dict()}
+            with (self._output / "evaluation.jsonl").open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(record, ensure_ascii=False) + "\n")
+        return report

@@ -1,0 +1,100 @@
+"""Fresh experience for the trainer: the next tasks, their dialogues, their scores, all of it logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slea_llm.distributed import shard
+from slea_llm.interfaces import Environment
+from slea_llm.rollout import FailedEpisodesError, Rollout
+from slea_llm.scoring import Scorer
+from slea_llm.settings import RolloutSettings
+from slea_llm.task_order import TaskOrder
+from slea_llm.types import ScoredTrajectory, Task, Trajectory
+
+
+class Log(Protocol):
+    """Where scored dialogues are kept."""
+
+    def append(self, *scored: ScoredTrajectory) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """This process among the processes of a run."""
+
+    index: int = 0
+    world_size: int = 1
+
+
+class OnlineCollector:
+    """Plays the next tasks with the present policy, scores every step and logs the result.
+
+    Each rank plays a consecutive piece of the groups, so that the dialogues of all ranks in rank order are those of one
+    process. The only state is the number of groups drawn, so a resumed run goes on with the next task.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        rollout: Rollout,
+        scorer: Scorer,
+        settings: RolloutSettings,
+        seed: int,
+        log: Log,
+        rank: Rank,
+        progress: bool = False,
+        before: Callable[[int, int], None] = lambda _iteration, _version: None,
+    ) -> None:
+        """`before(iteration, policy_version)` runs ahead of every round, for evaluations between updates."""
+        self._environment, self._rollout, self._scorer = environment, rollout, scorer
+        self._settings, self._log, self._rank, self._progress = settings, log, rank, progress
+        self._order = TaskOrder(tasks=settings.tasks, seed=seed)
+        self._before = before
+        self._position = 0
+
+    def state(self) -> Mapping[str, Any]:
+        return {"groups_drawn": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._position = int(state["groups_drawn"])
+
+    def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
+        """This rank's dialogues of one iteration, failed ones included."""
+        self._before(iteration, policy_version)
+        size = self._settings.group_size
+        groups = self._settings.episodes // size
+        own = shard(groups, rank=self._rank.index, world_size=self._rank.world_size)
+        seeds = self._order.take(self._position, groups)[own.start : own.stop]
+        first_episode = (self._position + own.start) * size
+        self._position += groups
+        tasks = [task for task in map(self._environment.task, seeds) for _ in range(size)]
+        try:
+            trajectories = self._rollout.run(
+                tasks, first_episode=first_episode, policy_version=policy_version, progress=self._progress
+            )
+        except FailedEpisodesError as error:
+            trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
+        scored = [self._scorer.score(trajectory) for trajectory in trajectories]
+        self._log.append(*scored)
+        return scored
+
+
+def panel_player(
+    rollout: Rollout,
+    *,
+    rank: Rank,
+    gather: Callable[[list[Trajectory]], list[Trajectory]],
+    policy_version: int,
+) -> Callable[[Sequence[Task]], list[Trajectory]]:
+    """A function that plays a panel: every rank its piece, the dialogues of all ranks in task order on each."""
+
+    def play_panel(tasks: Sequence[Task]) -> list[Trajectory]:
+        own = shard(len(tasks), rank=rank.index, world_size=rank.world_size)
+        played = rollout.run(tasks[own.start : own.stop], first_episode=own.start, policy_version=policy_version)
+        return gather(played)
+
+    return play_panel

@@ -1,0 +1,129 @@
+"""What a recipe amounts to, and what of it is refused, before any model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slea_llm.config import Recipe, check_components
+from slea_llm.crediting import check_streams
+from slea_llm.errors import ConfigError, UnsupportedError
+
+LAUNCH_TYPES: Mapping[str, str] = {
+    "NO": "one process",
+    "MULTI_GPU": "DDP",
+    "FSDP": "FSDP2",
+    "DEEPSPEED": "DeepSpeed ZeRO",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How a run is started: processes and the way they share weights."""
+
+    processes: int = 1
+    kind: str = "NO"
+    zero_stage: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Launch:
+        """Read an accelerate config file. Raises ConfigError for what cannot be read, UnsupportedError for what is
+        known to start another number of processes than it says."""
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"accelerate config {path} cannot be read: {error}") from error
+        kind = str(document.get("distributed_type", "NO"))
+        if kind == "MULTI_CPU" or (document.get("use_cpu") and document.get("num_processes", 1) > 1):
+            raise UnsupportedError(
+                f"{path}: this form starts ONE process without a word on the CPU; use distributed_type MULTI_GPU with "
+                "use_cpu false, as recipes/accelerate/cpu2.yaml does"
+            )
+        if kind not in LAUNCH_TYPES:
+            raise UnsupportedError(f"{path}: distributed_type {kind!r} is not one of {', '.join(LAUNCH_TYPES)}")
+        fsdp: dict[str, Any] = document.get("fsdp_config") or {}
+        if kind == "FSDP" and int(fsdp.get("fsdp_version", 1)) != 2:
+            raise UnsupportedError(
+                f"{path}: FSDP version 1 cannot hold an adapter that trains over a frozen base; use 2"
+            )
+        return cls(
+            processes=int(document.get("num_processes", 1)),
+            kind=kind,
+            zero_stage=int((document.get("deepspeed_config") or {}).get("zero_stage", 0)),
+        )
+
+
+def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = None) -> list[str]:
+    """Refuse every combination that is not supported; return what is supported but odd, each with its mend.
+
+    Raises ConfigError or UnsupportedError.
+    """
+    check_components(recipe)
+    _check_losses(recipe)
+    kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
+    check_streams(
+        recipe.streams,
+        [spec.name for spec in recipe.evaluators],
+        [spec.name for spec in recipe.augmenters],
+        recipe.kl_in_reward > 0,
+        kl_loss,
+    )
+    if launch is not None:
+        _check_launch(recipe, launch, gpus)
+    return list(_odd(recipe))
+
+
+def _check_losses(recipe: Recipe) -> None:
+    names = [spec.name for spec in recipe.losses]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UnsupportedError(f"losses name {', '.join(twice)} twice; give each once, with one weight")
+    if "value" not in names and recipe.credit.name == "nested_gae":
+        raise UnsupportedError(
+            "credit nested_gae reads a critic, but no value loss trains one; add {name: value} to losses"
+        )
+    if recipe.evaluation.temperature not in (0.0, recipe.rollout.temperature):
+        raise UnsupportedError(
+            f"evaluation.temperature {recipe.evaluation.temperature} is neither 0 (greedy) nor rollout.temperature "
+            f"{recipe.rollout.temperature}; a sampler has one temperature"
+        )
+    if recipe.model.dtype == "float64" and recipe.trainer.precision == "bf16":
+        raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
+
+
+def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:
+    groups = recipe.rollout.episodes // recipe.rollout.group_size
+    if groups < launch.processes:
+        raise UnsupportedError(
+            f"{launch.processes} processes share {groups} groups of dialogues; every process needs at least one: raise "
+            "rollout.episodes or lower num_processes"
+        )
+    if launch.kind in ("FSDP", "DEEPSPEED") and gpus == 0:
+        raise UnsupportedError(
+            f"{LAUNCH_TYPES[launch.kind]} on a machine without GPUs falls back or fails without a word; use "
+            "recipes/accelerate/cpu2.yaml for two processes on the CPU"
+        )
+
+
+def _odd(recipe: Recipe) -> list[str]:
+    notes = []
+    if recipe.rollout.episodes < 16:
+        notes.append(
+            f"rollout.episodes {recipe.rollout.episodes}: advantages are whitened over few dialogues; 32 or more"
+        )
+    if recipe.trainer.learning_rate and recipe.trainer.learning_rate < 1e-6:
+        notes.append(
+            f"trainer.learning_rate {recipe.trainer.learning_rate}: low for LoRA, which wants about 1e-5 to 1e-3"
+        )
+    if not recipe.evaluation.tasks:
+        notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
+    return notes
+
+
+def model_is_here(recipe: Recipe) -> bool:
+    """True when the base model is a local folder with a configuration."""
+    return (Path(recipe.model.base) / "config.json").is_file()
