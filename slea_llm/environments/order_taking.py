@@ -61,15 +61,17 @@ class OrderTaking:
         agent_writes_values: bool = False
         """The order is what the agent writes into the call, instead of what the tracker noted down."""
 
+        def __post_init__(self) -> None:
+            if self.max_turns < LONGEST_EXPERT:
+                raise ConfigError(f"max_turns is {self.max_turns}; some orders need {LONGEST_EXPERT} turns")
+            for name in ("misstated_share", "vague_share"):
+                if not 0.0 <= getattr(self, name) <= 1.0:
+                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+
     name: ClassVar[str] = "order_taking"
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: Config) -> None:
-        if config.max_turns < LONGEST_EXPERT:
-            raise ConfigError(f"max_turns is {config.max_turns}; some orders need {LONGEST_EXPERT} turns")
-        for name in ("misstated_share", "vague_share"):
-            if not 0.0 <= getattr(config, name) <= 1.0:
-                raise ConfigError(f"{name} {getattr(config, name)} is not in [0, 1]")
         self.config = config
         codes = ("en", "zh") if config.language == "mixed" else (config.language,)
         self._languages = {code: Language(code) for code in codes}

@@ -61,12 +61,14 @@ class ScriptedUser:
         answers_at_most: int = 2
         """Questions that it answers in one breath, at least 1; the rest it leaves to be asked again, at no cost."""
 
+        def __post_init__(self) -> None:
+            if self.answers_at_most < 1:
+                raise ConfigError(f"answers_at_most is {self.answers_at_most}; it must be at least 1")
+
     name: ClassVar[str] = "scripted"
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: Config) -> None:
-        if config.answers_at_most < 1:
-            raise ConfigError(f"answers_at_most is {config.answers_at_most}; it must be at least 1")
         self.config = config
         self._wordings: dict[str, Mapping[str, Any]] = {}
 
