@@ -8,9 +8,10 @@ new messages and the template's opening of the next reply.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2.exceptions import TemplateError as JinjaError
@@ -117,10 +118,10 @@ class ChatTokenizer:
         TemplateError when the template cannot render these roles.
         """
         parts = self._tail(tuple(self._shape(message) for message in new_messages))
-        if ids_so_far and ids_so_far[-1] == self.end_of_turn.id:
-            parts = self._after_end_of_turn(parts)
-        filled = self._fill(parts, [[message.content] for message in new_messages])
-        return tuple(self._codec.encode(filled, after="inside"))
+        closing = self._closing(parts) if ids_so_far and ids_so_far[-1] == self.end_of_turn.id else None
+        filled = self._fill(parts[closing:], [[message.content] for message in new_messages])
+        added = self._codec.encode(filled, after="inside")
+        return tuple(added if closing is None else added[1:])
 
     def rerender(self, messages: Sequence[Message], replies: Sequence[Sequence[int]]) -> Rendered:
         """The prompt of a dialogue with earlier replies, for the policies that do not only append.
@@ -130,17 +131,22 @@ class ChatTokenizer:
         """
         spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
         sampled = dict(zip(spoken[len(spoken) - len(replies) :], replies, strict=True))
-        shapes, pieces, retokenised = [], [], 0
+        spans = {i: self._shown_spans(messages[i].content) for i in sampled}
+        shapes = tuple(self._shape(message, thought=len(spans.get(i, ())) == 2) for i, message in enumerate(messages))
+        compiled = self._compiled(shapes, opened=True)
+        slots = {part.piece: part for part in compiled if isinstance(part, Slot)}
+        pieces: list[list[Part]] = []
+        retokenised = 0
         for i, message in enumerate(messages):
             if i in sampled:
-                cut, fresh = self._shown_reply(message.content, sampled[i])
-                retokenised += fresh
+                own = [slots.get(len(pieces) + n) for n in range(len(spans[i]))]
+                for parts, fresh in self._sampled_pieces(message.content, sampled[i], spans[i], own):
+                    pieces.append(parts)
+                    retokenised += fresh
             else:
-                cut = [self.reply_parts(message.content) if message.role == "assistant" else [message.content]]
-            shapes.append(self._shape(message, thought=len(cut) == 2))
-            pieces += cut
-        filled = self._fill(self._compiled(tuple(shapes), opened=True), pieces)
-        return Rendered(ids=tuple(self._codec.encode(filled, after="start")), retokenised=retokenised)
+                pieces.append(self.reply_parts(message.content) if message.role == "assistant" else [message.content])
+        ids = self._codec.encode(self._fill(compiled, pieces), after="start")
+        return Rendered(ids=tuple(ids), retokenised=retokenised)
 
     def reply_parts(self, text: str) -> list[Part]:
         """A written reply in parts: only markup such as `<think>` becomes tokens of its own."""
@@ -239,38 +245,44 @@ class ChatTokenizer:
                 f"{self._tokenizer.convert_ids_to_tokens(list(own[at : at + 3]))}; this tokenizer is not supported"
             )
 
-    def _shown_reply(self, text: str, ids: Sequence[int]) -> tuple[list[list[Part]], int]:
-        """The pieces of an earlier reply that a later prompt shows, and how many of its ids were encoded anew."""
+    def _shown_spans(self, text: str) -> list[list[tuple[int, int]]]:
+        """The character ranges of an earlier reply that a later prompt may show, for each of its pieces."""
+        thought = (_OPENED_THOUGHT if self.opens_thought else _LEADING_THOUGHT).match(text)
+        if self.thoughts == "strip":
+            return [visible_spans(text, opened=self.opens_thought)]
+        if self.thoughts == "split" and thought:
+            return [[thought.span(1)], [(thought.end(), len(text))]]
+        return [[(0, len(text))]]
+
+    def _sampled_pieces(
+        self, text: str, ids: Sequence[int], pieces: Sequence[Sequence[tuple[int, int]]], slots: Sequence[Slot | None]
+    ) -> Iterator[tuple[list[Part], int]]:
+        """The ids of each piece of an earlier reply, empty where the template does not show it."""
         decoded, starts = self._codec.decode(ids)
         if decoded != text:
             raise TemplateError(f"the sampled ids read {decoded!r}, not the text given with them, {text!r}")
-        thought = (_OPENED_THOUGHT if self.opens_thought else _LEADING_THOUGHT).match(text)
-        if self.thoughts == "strip":
-            spans = _trimmed(text, visible_spans(text, opened=self.opens_thought))
-        elif self.thoughts == "split" and thought:
-            spans = [thought.span(1), (thought.end(), len(text))]
-        else:
-            spans = [(0, len(text))]
-        slices = [self._slice(text, ids, starts, span) for span in spans]
-        cut = [parts for parts, _ in slices]
-        if self.thoughts == "strip":
-            cut = [[part for parts in cut for part in parts]]
-        return cut, sum(fresh for _, fresh in slices)
+        strip = self.thoughts == "strip"
+        for spans, slot in zip(pieces, slots, strict=True):
+            if slot is None:
+                yield [], 0
+                continue
+            shown = _trimmed(text, spans, left=strip or slot.trim_left, right=strip or slot.trim_right)
+            slices = [self._slice(text, ids, starts, span) for span in shown]
+            yield [part for parts, _ in slices for part in parts], sum(fresh for _, fresh in slices)
 
     def _slice(
         self, text: str, ids: Sequence[int], starts: Sequence[int], span: tuple[int, int]
     ) -> tuple[list[Part], int]:
-        """The ids of `text[start:end]`, as sampled where both ends are borders of tokens.
+        """The ids of `text[start:end]` as sampled, and how many had to be encoded anew: 0 if both ends are borders.
 
-        Space around the piece comes along where it is part of a token, as before a word.
+        Space at either end goes with the token that it is part of, as before a word.
         """
-        start, end = span
         borders = {*starts, len(text)}
-        before = len(text[:start].rstrip())
-        after = len(text) - len(text[end:].lstrip())
-        for first, last in ((start, end), (before, end), (start, after), (before, after)):
+        firsts, lasts = ([at, *_around_space(text, at)] for at in span)
+        for first, last in product(firsts, lasts):
             if first in borders and last in borders:
                 return [tuple(i for i, at in zip(ids, starts, strict=True) if first <= at < last)], 0
+        start, end = span
         return self.reply_parts(text[start:end]), sum(start <= at < end for at in starts)
 
     def _fill(self, parts: Compiled, pieces: Sequence[Sequence[Part]]) -> list[Part]:
@@ -337,13 +349,14 @@ class ChatTokenizer:
             "own, so that a reply could never end; change chat_template.jinja to close it with such a token"
         )
 
-    def _after_end_of_turn(self, parts: Compiled) -> Compiled:
+    def _closing(self, parts: Compiled) -> int | None:
+        """Where the template's end-of-turn token stands in what follows a reply."""
         for i, part in enumerate(parts):
             if isinstance(part, Slot):
                 break
             if part == self.end_of_turn:
-                return parts[i + 1 :]
-        return parts
+                return i
+        return None
 
     def _shape(self, message: Message, *, thought: bool = False) -> Shape:
         if message.tool_calls:
@@ -385,14 +398,19 @@ def without_thoughts(text: str, *, opened: bool = False) -> str:
     return "".join(text[start:end] for start, end in visible_spans(text, opened=opened)).strip()
 
 
-def _trimmed(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    kept = [span for span in spans if text[slice(*span)].strip()]
-    if not kept:
-        return []
-    first, last = text[slice(*kept[0])], text[slice(*kept[-1])]
-    start = kept[0][0] + len(first) - len(first.lstrip())
-    end = kept[-1][1] - (len(last) - len(last.rstrip()))
-    return [(start, end)] if len(kept) == 1 else [(start, kept[0][1]), *kept[1:-1], (kept[-1][0], end)]
+def _trimmed(text: str, spans: Sequence[tuple[int, int]], *, left: bool, right: bool) -> list[tuple[int, int]]:
+    """Ranges of a text without the line breaks before the first and behind the last of them."""
+    kept = [range(*span) for span in spans if span[0] < span[1]]
+    while left and kept and text[kept[0][0]] == "\n":
+        kept[:1] = [kept[0][1:]] if len(kept[0]) > 1 else []
+    while right and kept and text[kept[-1][-1]] == "\n":
+        kept[-1:] = [kept[-1][:-1]] if len(kept[-1]) > 1 else []
+    return [(span.start, span.stop) for span in kept]
+
+
+def _around_space(text: str, at: int) -> tuple[int, int]:
+    """The first and last position of the white space around a position."""
+    return len(text[:at].rstrip()), len(text) - len(text[at:].lstrip())
 
 
 def _placeholders(shapes: Sequence[Shape], left: str, right: str) -> list[dict[str, Any]]:

@@ -191,16 +191,18 @@ class TokenCodec:
 
     def _starts_in_windows(self, ids: Sequence[int], text: str, window: int) -> tuple[list[int], bool]:
         starts: list[int] = []
-        base, base_at, at = 0, 0, 0
+        at = 0
+        # Ids and characters before `base` are settled. The window before it leads, so that no id behind `base` is
+        # decoded as the first one and no character is cut.
+        lead, base, base_at, lead_length = 0, 0, 0, 0
         for i in range(len(ids) + 1):
-            # The id before the window stands in front of it, so that no id of the window is decoded as the first one.
-            lead = ids[base - 1 : base] if base else ids[:0]
-            seen = self._decode([*lead, *ids[base:i]])[len(self._decode(lead)) if lead else 0 :]
+            seen = self._decode(ids[lead:i])[lead_length:]
             common = _common_prefix(seen, text, base_at)
             at = max(at, base_at + common)
             starts.append(at)
             if common == len(seen) and i - base >= window:
-                base, base_at = i, base_at + common
+                lead, base, base_at = base, i, base_at + common
+                lead_length = len(self._decode(ids[lead:base]))
         return starts[:-1], at == len(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -138,17 +139,14 @@ def word_level(template: str = CHATML, *, extra: Sequence[str] = ()) -> PreTrain
 
 def unigram(template: str = CHATML, *, prepend_scheme: str = "always") -> PreTrainedTokenizerFast:
     """A sentencepiece-like tokenizer: spaces are written into the tokens, and one is put before a text."""
-    backend = Tokenizer(models.Unigram())
+    words = dict.fromkeys("▁" + word for line in CORPUS for word in line.split())
+    characters = dict.fromkeys(character for line in CORPUS for character in line.replace(" ", "▁"))
+    controls = ("<unk>", *SPECIAL, *MARKUP)  # in the model's own vocabulary, where typed text could hit them
+    scores = [(c, 0.0) for c in controls] + [(w, -4.0) for w in words] + [(c, -8.0) for c in {"\n": 0, **characters}]
+    backend = Tokenizer(models.Unigram(list(dict(scores).items()), unk_id=0, byte_fallback=False))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
     backend.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=260,
-        unk_token="<unk>",  # noqa: S106  the name of a token
-        special_tokens=["<unk>", *SPECIAL, *MARKUP],
-        show_progress=False,
-    )
-    backend.train_from_iterator([*CORPUS, "\n"], trainer)
     return _wrap(backend, template, eos="<|im_end|>", unk="<unk>")
 
 
@@ -167,6 +165,7 @@ def byte_fallback(template: str = CHATML) -> PreTrainedTokenizerFast:
     return _wrap(backend, template, eos="<|im_end|>", unk="<unk>")
 
 
+@cache
 def all_kinds(template: str = CHATML) -> dict[str, PreTrainedTokenizerFast]:
     """One tokenizer of every kind, by name."""
     return {
