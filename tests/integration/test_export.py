@@ -198,7 +198,9 @@ def test_another_base_than_the_one_trained_on_is_noticed(base: Path, tmp_path: P
     write(model, tmp_path / "out", form="adapter", policy_version=0)
     other = make_tiny(tmp_path / "other", TEXTS, vocab_size=300, hidden=64, layers=2, heads=2, seed=9)
     (other / "model.safetensors").replace(own / "model.safetensors")  # the trained model still maps the old file
-    with pytest.raises(ExportError, match="what the adapter reloaded by PEFT serves is not what was trained"):
+    with pytest.raises(
+        ExportError, match="adapter reloaded by PEFT does not serve what was trained: it is another model"
+    ):
         prove(model, tmp_path / "out")
 
 
