@@ -52,6 +52,8 @@ def make_accelerator(
     StartupCheckError when fewer processes run than were asked for.
     """
     accelerator = Accelerator(
+        # Without a GPU, and not told to use the CPU, accelerate ignores the ranks of a launcher: each runs alone.
+        cpu=not torch.accelerator.is_available(),
         mixed_precision=settings.precision,
         log_with=list(settings.trackers) or None,
         project_dir=None if output_dir is None else str(output_dir),

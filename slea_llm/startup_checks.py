@@ -83,25 +83,41 @@ def check_trainable_tokens(scored: Sequence[ScoredTrajectory], reducer: Reducer)
     )
 
 
-def check_sampler(mean: float, peak: float, tolerances: Tolerances) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerGap:
+    """|log-probability of the sampler - of the trainer| over `tokens` sampled tokens of all ranks, in nats."""
+
+    mean: float
+    peak: float
+    tokens: float
+
+
+def check_sampler(gap: SamplerGap, tolerances: Tolerances) -> str:
     """The sampler's log-probabilities are those of the trainer's weights, at the same temperature."""
-    if not mean <= tolerances.sampler:
+    if not gap.tokens:
+        return "sampler against trainer: no dialogue of the present policy to compare"
+    if not gap.mean <= tolerances.sampler:
         raise StartupCheckError(
-            f"sampler and trainer disagree by {mean:.3g} nats a token on average (at most {peak:.3g}), more than "
-            f"{tolerances.sampler:g}: the sampler serves other weights, another temperature, or a coarser type"
+            f"sampler and trainer disagree by {gap.mean:.3g} nats a token on average (at most {gap.peak:.3g}), more "
+            f"than {tolerances.sampler:g}: the sampler serves other weights, another temperature, or a coarser type"
         )
-    return f"sampler against trainer: mean gap {mean:.2e}, max {peak:.2e} nats (mean within {tolerances.sampler:g})"
+    return (
+        f"sampler against trainer: mean gap {gap.mean:.2e}, max {gap.peak:.2e} nats "
+        f"(mean within {tolerances.sampler:g})"
+    )
 
 
-def sampler_gap(
-    scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], reducer: Reducer
-) -> tuple[float, float]:
-    """Mean and maximum over sampled tokens of |behaviour - proximal|, over all ranks, in nats."""
-    gaps = [np.abs(_behaviour(one) - stat.proximal) for one, stat in zip(scored, stats, strict=True)]
+def sampler_gap(scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], reducer: Reducer) -> SamplerGap:
+    """The gap over the dialogues that the very policy of `stats` sampled; older ones differ for a good reason."""
+    gaps = [
+        np.abs(_behaviour(one) - stat.proximal)
+        for one, stat in zip(scored, stats, strict=True)
+        if one.trajectory.policy_version == stat.policy_version
+    ]
     flat = np.concatenate(gaps) if gaps else np.zeros(0)
-    total, count = reducer.sum([float(flat.sum()), float(flat.size)])
+    total, tokens = reducer.sum([float(flat.sum()), float(flat.size)])
     (peak,) = reducer.max([float(flat.max(initial=0.0))])
-    return total / max(count, 1.0), peak
+    return SamplerGap(mean=total / max(tokens, 1.0), peak=peak, tokens=tokens)
 
 
 def _behaviour(scored: ScoredTrajectory) -> np.ndarray:

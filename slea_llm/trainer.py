@@ -190,10 +190,10 @@ class Trainer:
                 critic_version=self.update,
                 pad_id=self._options.pad_id,
             )
-        mean, peak = startup_checks.sampler_gap(scored, stats, self._reducer)
-        self._metrics |= {"sampler/gap_mean": mean, "sampler/gap_max": peak}
+        gap = startup_checks.sampler_gap(scored, stats, self._reducer)
+        self._metrics |= {"sampler/gap_mean": gap.mean, "sampler/gap_max": gap.peak} if gap.tokens else {}
         if self._unchecked:
-            self._report(startup_checks.check_sampler(mean, peak, self._tolerances))
+            self._report(startup_checks.check_sampler(gap, self._tolerances))
             if self.policy_version == 0:
                 self._report(startup_checks.check_reference(stats, self._tolerances, self._reducer))
         return stats

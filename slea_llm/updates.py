@@ -219,7 +219,7 @@ def blank_batch(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
         returns=by_stream,
         old_values=by_stream,
         trajectory=torch.zeros(1, dtype=torch.int64),
-        trajectory_tokens=torch.ones(1, dtype=dtype),
+        trajectory_tokens=torch.zeros(1, dtype=dtype),
     )
 
 

@@ -1,0 +1,120 @@
+"""What each process of a distributed test runs: named cases, each leaving its results in files.
+
+`python -m tests.distributed.worker <folder> <case> ...`; the folder holds a base model under `base`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+
+from slea_llm.distributed import make_accelerator
+from slea_llm.settings import TrainerSettings
+from slea_llm.types import ScoredTrajectory
+from tests.support import training
+
+Shares = list[list[list[ScoredTrajectory]]]
+
+# Dialogues of each rank. The same ones in the same order, however they are shared out.
+SPLITS = {"even": (6, 6), "uneven": (10, 2), "lonely": (12, 0)}
+
+
+def cut(dialogues: Sequence[ScoredTrajectory], sizes: Sequence[int]) -> list[list[ScoredTrajectory]]:
+    """Consecutive pieces of these sizes."""
+    ends = np.cumsum(sizes).tolist()
+    return [list(dialogues[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def equivalence(folder: Path, accelerator: Accelerator, *, optimizer: Any, split: str) -> None:
+    """Two updates of one iteration over the same twelve dialogues, whatever the number of processes."""
+    model = training.policy(folder / "base")
+    rng = np.random.default_rng(1)
+    dialogues = [training.random_dialogue(rng, f"t{number}", max_turns=1 + number % 5) for number in range(12)]
+    dialogues = training.sampled_by(model, dialogues)
+    dialogues[4] = training.failed("t4")
+    shares = [cut(dialogues, SPLITS[split] if accelerator.num_processes == 2 else (12,))]
+    settings = TrainerSettings(
+        iterations=1,
+        epochs=1,
+        minibatch=6,
+        microbatch=2,
+        optimizer=optimizer,
+        learning_rate=0.02 if optimizer == "adamw" else 1.0,
+        critic_learning_rate=0.02 if optimizer == "adamw" else 1.0,
+        target_kl=0.0,
+    )
+    case = f"equal-{optimizer}-{split}-{accelerator.num_processes}"
+    before = model.trainable_state()
+    trainer = training.trainer(model, settings, shares, folder / case, accelerator=accelerator)
+    backwards = count_backwards(accelerator)
+    trainer.run()
+    after = model.trainable_state()
+    if accelerator.is_main_process:
+        save_file({f"before/{k}": v for k, v in before.items()} | after, folder / f"{case}.safetensors")
+    (folder / f"{case}-rank{accelerator.process_index}.json").write_text(json.dumps({"backwards": backwards[0]}))
+    save_file(after, folder / f"{case}-rank{accelerator.process_index}.safetensors")
+
+
+def count_backwards(accelerator: Accelerator) -> list[int]:
+    calls = [0]
+    backward = accelerator.backward
+
+    def counted(loss: torch.Tensor) -> None:
+        calls[0] += 1
+        backward(loss)
+
+    accelerator.backward = counted
+    return calls
+
+
+def shapes(folder: Path, accelerator: Accelerator) -> None:
+    """300 updates over dialogues of random number and shape; a rank may be left with nothing but failures."""
+    model = training.policy(folder / "base", dtype="float32")
+    rng = np.random.default_rng(2)
+    shares: Shares = []
+    for iteration in range(50):
+        counts = rng.multinomial(6, [0.5, 0.5]) if iteration % 10 else np.array([6, 0])
+        shares.append(
+            [
+                [training.random_dialogue(rng, f"{iteration}.{rank}.{number}", max_turns=3) for number in range(count)]
+                for rank, count in enumerate(counts)
+            ]
+        )
+        shares[-1][0].append(training.failed(f"{iteration}.failed"))
+        shares[-1][1].append(training.failed(f"{iteration}.failed too"))
+    shares[0] = [training.sampled_by(model, share[:-1]) + share[-1:] for share in shares[0]]
+    settings = TrainerSettings(
+        iterations=50, epochs=3, minibatch=4, microbatch=1, learning_rate=1e-3, critic_learning_rate=1e-3
+    )
+    run = training.trainer(model, settings, shares, folder / "shapes", accelerator=accelerator, max_error_rate=0.9)
+    run.run()
+    save_file(model.trainable_state(), folder / f"shapes-rank{accelerator.process_index}.safetensors")
+    (folder / f"shapes-rank{accelerator.process_index}.json").write_text(json.dumps({"updates": run.update}))
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder, cases = Path(arguments[0]), arguments[1:]
+    accelerator = make_accelerator(TrainerSettings())
+    plain = accelerator.backward
+    for case in cases:
+        accelerator.backward = plain
+        if case == "shapes":
+            shapes(folder, accelerator)
+        else:
+            optimizer, split = case.split(":")
+            equivalence(folder, accelerator, optimizer=optimizer, split=split)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])
