@@ -327,6 +327,19 @@ def test_summary_numbers() -> None:
     assert metrics["credit/unscored/judge"] == 0
 
 
+def test_summary_reads_the_critic_only_where_it_is_supervised_and_scored() -> None:
+    one = dialogue([[("reply", 2)]] * 3, scores={"judge": {(0, 0): 1.0, (1, 0): 3.0, (2, 0): None}})
+    streams = {"b": SCORES}
+    stats = stats_of(one, {"b": [0.5, 90.0, 0.5, 90.0, 0.5, 90.0]})
+    credits = crediting(streams, unit="step")
+    got = credits.credit([one], [stats], progress=0.0, reducer=LocalReducer())
+    metrics = credits.summary([one], got, reducer=LocalReducer())
+    close(metrics["credit/b/advantage_mean"], 1.5)
+    close(metrics["credit/b/advantage_max"], 2.5)
+    close(metrics["credit/b/explained_variance"], 0.0)
+    close(metrics["credit/unscored/judge"], 1 / 3)
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
