@@ -31,7 +31,7 @@ class PpoConfig:
     aggregation: Aggregation = "token-mean"
     """What is averaged: all tokens; or trajectories, each by the mean or the sum (over `norm_length`) of its tokens."""
     norm_length: int = 1024
-    """Tokens that `seq-mean-token-sum-norm` divides by."""
+    """Tokens that `seq-mean-token-sum-norm` divides every trajectory's sum by, at least 1."""
 
 
 class PpoLoss:

@@ -45,8 +45,7 @@ class Adapters:
     def __init__(self, base: PreTrainedModel, config: LoraConfig, *, name: str, dtype: torch.dtype, seed: int) -> None:
         self._dtype = dtype
         self._seed = seed
-        with torch.random.fork_rng(devices=[]):  # PEFT draws from the global generator; the run's noise stays as it was
-            self.model: PeftModel = get_peft_model(base, config, adapter_name=name)
+        self.model: PeftModel = get_peft_model(base, config, adapter_name=name)
         self._layers: dict[str, Any] = {
             path: module for path, module in sorted(base.named_modules()) if isinstance(module, LoraLayer)
         }
@@ -57,8 +56,7 @@ class Adapters:
 
     def add(self, config: LoraConfig, *, name: str) -> None:
         """Add a fresh adapter; it changes nothing until it is trained."""
-        with torch.random.fork_rng(devices=[]):
-            self.model.add_adapter(name, config)
+        self.model.add_adapter(name, config)
         self._reset(name)
 
     def freeze_all_but(self, *names: str) -> None:

@@ -207,9 +207,10 @@ def build(settings: ModelSettings, *, streams: Sequence[str], temperature: float
         raise ConfigError(f"stream names {list(streams)} must be distinct, not empty and without a dot")
     if temperature <= 0:
         raise ConfigError(f"temperature {temperature} is not above 0")
-    base = load_base(settings)
-    check_vocabulary(load_tokenizer(settings), base)
-    return PolicyCritic(base, settings, streams=streams, temperature=temperature, seed=seed)
+    with torch.random.fork_rng(devices=[]):  # modules draw from the global generator when made; nobody else notices
+        base = load_base(settings)
+        check_vocabulary(load_tokenizer(settings), base)
+        return PolicyCritic(base, settings, streams=streams, temperature=temperature, seed=seed)
 
 
 def _make_adapters(base: PreTrainedModel, settings: ModelSettings, *, dtype: torch.dtype, seed: int) -> Adapters:
