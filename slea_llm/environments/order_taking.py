@@ -19,7 +19,7 @@ from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 
 REWARDS: MappingProxyType[Termination, float] = MappingProxyType(
-    {"success": 10.0, "failure": -1.0, "max_turns": -1.0, "user_left": -1.0}
+    {"success": 10.0, "failure": -1.0, "user_left": -1.0}
 )
 """Reward of each ending; every other turn earns 0."""
 
@@ -177,7 +177,7 @@ class OrderEpisode:
         made = calls(reply)
         outcome = self._take_call(made[0]) if made else self._take_words(reply)
         if outcome.termination is None and self._progress.turn >= self._config.max_turns:
-            return self._end("max_turns", acts=outcome.acts)
+            return self._end("failure", acts=outcome.acts)
         return outcome
 
     def user_says(self, text: str, *, leaving: bool = False) -> Outcome:

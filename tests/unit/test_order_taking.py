@@ -94,7 +94,7 @@ def test_br_087_turn_limit_ends_a_dialogue_that_goes_nowhere() -> None:
         assert episode.agent_says("keep going").termination is None
         assert episode.user_says("keep going").termination is None
     outcome = episode.agent_says("keep going")
-    assert (outcome.termination, outcome.reward, outcome.to_user) == ("max_turns", -1.0, False)
+    assert (outcome.termination, outcome.reward, outcome.to_user) == ("failure", -1.0, False)
 
 
 def test_order_at_the_last_turn_still_counts() -> None:
