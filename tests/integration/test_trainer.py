@@ -1,0 +1,251 @@
+"""The loop on a tiny policy: exact resume, checks before the first update, early stop, critic warm-up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slea_llm import checkpoint
+from slea_llm.errors import CheckpointError, ConfigError, StartupCheckError, TrainingError
+from slea_llm.models.policy import PolicyCritic
+from slea_llm.settings import TrainerSettings
+from slea_llm.trainer import Trainer
+from slea_llm.types import ScoredTrajectory
+from tests.support import training
+
+pytestmark = pytest.mark.integration
+
+FAST = TrainerSettings(
+    iterations=4,
+    epochs=2,
+    minibatch=4,
+    microbatch=2,
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    schedule="cosine",
+    warmup_updates=3,
+    target_kl=0.0,
+    save_every=1,
+    keep_checkpoints=9,
+)
+Rounds = list[list[list[ScoredTrajectory]]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training.write_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def model(base: Path) -> PolicyCritic:
+    return training.policy(base)
+
+
+def rounds(model: PolicyCritic, count: int = 4, *, size: int = 8) -> Rounds:
+    """Recorded dialogues of every iteration, all sampled by the policy as it is now."""
+    rng = np.random.default_rng(0)
+    return [
+        [training.sampled_by(model, [training.random_dialogue(rng, f"{number}.{one}") for one in range(size)])]
+        for number in range(count)
+    ]
+
+
+def everything(trainer: Trainer, model: PolicyCritic) -> dict[str, Any]:
+    """All state that a run has, for comparison to the bit."""
+    updater = trainer._updater
+    state = checkpoint.optimizer_snapshot(updater.optimizer, trainer._named())
+    return {
+        "weights": {name: tensor.numpy().tobytes() for name, tensor in model.trainable_state().items()},
+        "optimizer": {name: tensor.numpy().tobytes() for name, tensor in state.tensors["optimizer"].items()},
+        "groups": state.documents,
+        "schedule": updater.scheduler.state_dict(),
+        "rng": checkpoint.rng_state(),
+        "collector": trainer._parts.collector.state(),
+        "counters": (trainer.iteration, trainer.update, trainer.policy_version),
+    }
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Metrics without the seconds, which no two runs share."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def seed_all() -> None:
+    random.seed(4)
+    np.random.seed(4)
+    torch.manual_seed(4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_train_four_equals_train_two_stop_and_resume_two(base: Path, tmp_path: Path, optimizer: Any) -> None:
+    settings = dataclasses.replace(FAST, optimizer=optimizer)
+    whole_model = training.policy(base)
+    shares = rounds(whole_model)
+    seed_all()
+    whole = training.trainer(whole_model, settings, shares, tmp_path / "whole")
+    whole.run()
+    expected = everything(whole, whole_model)
+
+    first_model = training.policy(base)
+    seed_all()
+    first = training.trainer(first_model, settings, shares, tmp_path / "cut")
+    first.run(until=2)
+    first.run(until=3)  # an iteration that the checkpoint does not know of: it is made again
+
+    seed_all()
+    torch.randn(7)  # another process is elsewhere in its random numbers
+    second_model = training.policy(base, seed=99)
+    second = training.trainer(second_model, settings, shares, tmp_path / "cut")
+    second.resume(tmp_path / "cut" / "checkpoints" / "step-2")
+    second.run()
+    assert everything(second, second_model) == expected
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
+def test_a_resumed_sampler_gets_the_version_of_the_checkpoint(base: Path, tmp_path: Path) -> None:
+    model = training.policy(base)
+    shares = rounds(model)
+    training.trainer(model, FAST, shares, tmp_path).run(until=2)
+    resumed = training.trainer(training.policy(base), FAST, shares, tmp_path)
+    resumed.resume(tmp_path / "checkpoints" / "step-2")
+    resumed.run()
+    assert resumed._parts.generator.loaded == [0, 2, 3, 4]  # type: ignore[attr-defined]
+
+
+def test_br_029_a_checkpoint_without_a_value_head_is_refused(base: Path, tmp_path: Path) -> None:
+    model = training.policy(base)
+    with torch.no_grad():
+        for name, parameter in model.critic_parameters():
+            if name.startswith("value_head."):
+                parameter.fill_(0.25)
+    shares = rounds(model)
+    trainer = training.trainer(model, FAST, shares, tmp_path)
+    folder = trainer.save()
+    other = training.policy(base, seed=1)
+    training.trainer(other, FAST, shares, tmp_path).resume(folder)
+    heads = {name: tensor for name, tensor in other.trainable_state().items() if name.startswith("value_head.")}
+    assert len(heads) == 2
+    assert max(float((tensor - 0.25).abs().max()) for tensor in heads.values()) == 0.0
+
+    snapshot = checkpoint.read(folder)
+    tensors = {name: part for name, part in snapshot.tensors.items() if name != "value_head"}
+    headless = checkpoint.write(tmp_path / "headless", 1, dataclasses.replace(snapshot, tensors=tensors))
+    with pytest.raises(CheckpointError, match="value_head"):
+        training.trainer(other, FAST, shares, tmp_path).resume(headless)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(base: Path, tmp_path: Path) -> None:
+    model = training.policy(base)
+    shares = rounds(model)
+    folder = training.trainer(model, FAST, shares, tmp_path).save()
+    changed = dataclasses.replace(FAST, learning_rate=0.5, iterations=9)
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.01 there, 0\.5 here"):
+        training.trainer(model, changed, shares, tmp_path).resume(folder)
+
+
+def test_the_checks_are_said_once_and_in_words(model: PolicyCritic, tmp_path: Path) -> None:
+    said: list[str] = []
+    training.trainer(model, FAST, rounds(model), tmp_path, report=said).run()
+    beginnings = [
+        "batch: 8 prompts x 1 dialogues",
+        "updates: 4",
+        "trained tokens: assistant",
+        "sampler against trainer",
+    ]
+    beginnings += ["reference: KL 0", "gradients: all", "first update: ratio 1"]
+    assert [line.startswith(start) for line, start in zip(said, beginnings, strict=True)] == [True] * 7
+
+
+def test_a_sampler_of_other_weights_is_refused(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model)
+    other = [[training.random_dialogue(np.random.default_rng(1), f"t{one}") for one in range(8)]]
+    with pytest.raises(StartupCheckError, match="sampler and trainer disagree"):
+        training.trainer(model, FAST, [other, *shares[1:]], tmp_path).run()
+
+
+def test_br_048_a_head_that_no_loss_trains_is_listed_and_refused(model: PolicyCritic, tmp_path: Path) -> None:
+    before = model.trainable_state()
+    with pytest.raises(StartupCheckError, match=r"value_head\.judge\.weight, value_head\.outcome\.weight") as caught:
+        training.trainer(model, FAST, rounds(model), tmp_path, value_weight=0.0).run()
+    assert "value 0" in str(caught.value)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.trainable_state().items())
+
+
+def test_critic_warm_up_leaves_the_policy_and_its_version_alone(model: PolicyCritic, tmp_path: Path) -> None:
+    settings = dataclasses.replace(FAST, critic_warmup_iterations=2)
+    before = model.trainable_state()
+    trainer = training.trainer(model, settings, rounds(model), tmp_path)
+    trainer.run(until=2)
+    after = model.trainable_state()
+    assert (trainer.policy_version, trainer.update) == (0, 8)
+    moved = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"critic", "value_head"}
+    trainer.run()
+    assert trainer.policy_version == 2
+
+
+def test_the_early_stop_keeps_the_number_of_updates(model: PolicyCritic, tmp_path: Path) -> None:
+    settings = dataclasses.replace(FAST, target_kl=1e-9)
+    trainer = training.trainer(model, settings, rounds(model), tmp_path)
+    trainer.run()
+    assert trainer.update == 16
+    counts = [line["metrics"]["update/policy_count"] for line in lines(tmp_path)]
+    # The schedule starts at rate 0, so the first step of the run leaves the KL at 0 and a second one follows.
+    assert counts == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("turns", [1, 6])
+def test_updates_do_not_depend_on_turns(model: PolicyCritic, tmp_path: Path, turns: int) -> None:
+    rng = np.random.default_rng(3)
+    some = [training.random_dialogue(rng, f"t{one}", max_turns=turns) for one in range(8)]
+    trainer = training.trainer(model, FAST, [[training.sampled_by(model, some)]] * 4, tmp_path)
+    trainer.run(until=1)
+    assert trainer.update == 4
+
+
+def test_failed_dialogues_are_counted_and_dropped(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model, 1)
+    shares[0][0][3] = training.failed("broken")
+    training.trainer(model, FAST, shares, tmp_path).run(until=1)
+    (line,) = lines(tmp_path)
+    assert line["metrics"]["episodes/failed"] == 1
+    assert line["metrics"]["episodes/played"] == 7
+    assert line["update"] == 4
+
+
+def test_too_many_failures_stop_the_run_with_the_reason(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model, 1)
+    shares[0][0][:3] = [training.failed(f"broken {number}") for number in range(3)]
+    with pytest.raises(TrainingError, match=r"3 of 8 dialogues .* failed, more than the share 0\.2.*broke"):
+        training.trainer(model, FAST, shares, tmp_path).run()
+
+
+def test_a_minibatch_that_does_not_divide_is_refused(model: PolicyCritic, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="minibatch 3"):
+        training.trainer(model, dataclasses.replace(FAST, minibatch=3), rounds(model, 1), tmp_path)
+
+
+def test_old_checkpoints_go_only_when_newer_ones_are_whole(
+    model: PolicyCritic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = training.trainer(model, dataclasses.replace(FAST, keep_checkpoints=2), rounds(model), tmp_path)
+    seen: list[list[str]] = []
+    prune: Callable[..., None] = checkpoint.prune
+
+    def watched(root: Path, *, keep: int) -> None:
+        seen.append(sorted(path.name for path in root.iterdir()))
+        prune(root, keep=keep)
+
+    monkeypatch.setattr(checkpoint, "prune", watched)
+    trainer.run()
+    assert seen[2] == ["step-1", "step-2", "step-3"]
+    assert sorted(path.name for path in trainer.checkpoints.iterdir()) == ["step-3", "step-4"]
