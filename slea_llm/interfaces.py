@@ -40,8 +40,8 @@ class Episode(Protocol):
 
     The driver hands every reply of the user to `user_says`, with `leaving` as the user set it, and adds the `reward` of
     both `agent_says` and `user_says` to the turn of the agent's reply that led to it. The episode gives the reward of
-    every ending, a leaving user (termination user_left) included. Its own turn limit is a rule of the task, so reaching it is a
-    failure; `max_turns` is the cut that the driver makes, whose value after the cut is bootstrapped.
+    every ending, a leaving user (termination user_left) included. Its own turn limit is a rule of the task, so
+    reaching it is a failure; `max_turns` is the cut that the driver makes, whose value after it is bootstrapped.
     """
 
     def system_prompt(self) -> tuple[Message, ...]:
