@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from slea_llm.errors import CheckpointError, ConfigError, nearest
@@ -194,7 +194,10 @@ def copy_into(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torc
             )
     with torch.no_grad():
         for key, parameter in parameters.items():
-            parameter.copy_(tensors[key])
+            tensor = tensors[key].to(parameter.device)
+            if isinstance(parameter, DTensor):
+                tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+            parameter.copy_(tensor)
 
 
 def fresh_config(settings: ModelSettings) -> LoraConfig:

@@ -146,7 +146,7 @@ def test_chat_template_only_appends_and_keeps_thoughts() -> None:
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "<think>greet</think>hello"},
         {"role": "user", "content": "a pizza"},
-        {"role": "assistant", "content": "<think>b</think>", "tool_calls": [{"name": "place_order", "arguments": "{}"}]},
+        {"role": "assistant", "content": "<think>b</think>", "tool_calls": [{"name": "place", "arguments": "{}"}]},
         {"role": "tool", "content": "placed"},
     ]  # fmt: skip
     rendered = [
@@ -156,7 +156,7 @@ def test_chat_template_only_appends_and_keeps_thoughts() -> None:
     for shorter, longer in itertools.pairwise(rendered):
         assert longer.startswith(shorter)
     assert "<think>greet</think>hello<|im_end|>" in rendered[-1]
-    assert '<tool_call>{"name": "place_order", "arguments": {}}</tool_call><|im_end|>' in rendered[-1]
+    assert '<tool_call>{"name": "place", "arguments": {}}</tool_call><|im_end|>' in rendered[-1]
     prompt = made.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
     assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert rendered[2].startswith(prompt)
