@@ -16,7 +16,8 @@ from tqdm import tqdm
 from slea_llm.dialogue import Dialogue, Spoken
 from slea_llm.errors import EpisodeError, GenerationError
 from slea_llm.interfaces import Agent, Environment, Generator, SimulatedUser
-from slea_llm.models.chat import ChatTokenizer, without_thoughts
+from slea_llm.models.chat import ChatTokenizer
+from slea_llm.models.thoughts import without_thoughts
 from slea_llm.settings import RolloutSettings
 from slea_llm.types import (
     Generation,

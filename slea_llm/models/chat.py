@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from jinja2.exceptions import TemplateError as JinjaError
 
 from slea_llm.errors import TemplateError
-from slea_llm.models.token_codec import THOUGHT_MARKS, Control, Part, Position, TokenCodec
+from slea_llm.models.thoughts import CLOSE, OPEN, trimmed, visible_spans, without_thoughts
+from slea_llm.models.token_codec import Control, Part, Position, TokenCodec
 from slea_llm.types import Message
 
 if TYPE_CHECKING:
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
 Thoughts = Literal["keep", "strip", "split"]
 
-_OPEN, _CLOSE = THOUGHT_MARKS
-_THOUGHT = re.compile(f"{_OPEN}.*?(?:{_CLOSE}|\\Z)", re.DOTALL)
-_LEADING_THOUGHT = re.compile(f"\\A{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-_OPENED_THOUGHT = re.compile(f"\\A(?:{_OPEN})?(.*?){_CLOSE}", re.DOTALL)
+_LEADING_THOUGHT = re.compile(f"\\A{OPEN}(.*?){CLOSE}", re.DOTALL)
+_OPENED_THOUGHT = re.compile(f"\\A(?:{OPEN})?(.*?){CLOSE}", re.DOTALL)
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 _PAD_LEFT, _PAD_RIGHT = "\n", "\n\n"  # of unequal length: what the template trims is read off the length that is left
 _PROBE_REPLY = Message(role="assistant", content="ok")
@@ -104,7 +103,7 @@ class ChatTokenizer:
         self.stop_ids = frozenset({self.end_of_turn.id, *stop_ids, *([] if eos is None else [eos])})
         opening = self._compiled((Shape("user"),), opened=True)
         written = _written(opening)
-        self.opens_thought = written.rfind(_OPEN) > written.rfind(_CLOSE)
+        self.opens_thought = written.rfind(OPEN) > written.rfind(CLOSE)
         self._reply_position: Position = "control" if isinstance(opening[-1], Control) else "inside"
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -149,8 +148,9 @@ class ChatTokenizer:
         return Rendered(ids=tuple(ids), retokenised=retokenised)
 
     def reply_parts(self, text: str) -> list[Part]:
-        """A written reply in parts: only markup such as `<think>` becomes tokens of its own."""
-        return self._codec.split(text, speakable_only=True)
+        """A written reply in parts: only markup such as `<think>` becomes tokens, and takes no space along."""
+        parts = self._codec.split(text, speakable_only=True)
+        return [(part.id,) if isinstance(part, Control) else part for part in parts]
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """The ids of a written reply behind the template's opening, closed by the end-of-turn token."""
@@ -175,7 +175,9 @@ class ChatTokenizer:
             raise TemplateError("a dialogue without an assistant message has 0 tokens to train")
         replies = [self.encode_reply(messages[i].content) for i in spoken]
         if self.thoughts != "keep":
-            rows = [(self.rerender(messages[:at], replies[:n]).ids, replies[n]) for n, at in enumerate(spoken)]
+            texts = dict(zip(spoken, map(self.text, replies), strict=True))
+            heard = [replace(message, content=texts.get(i, message.content)) for i, message in enumerate(messages)]
+            rows = [(self.rerender(heard[:at], replies[:n]).ids, replies[n]) for n, at in enumerate(spoken)]
             return tuple((p + r, (False,) * len(p) + (True,) * len(r)) for p, r in rows)
         ids = list(self.prompt(messages[: spoken[0]]))
         mask = [False] * len(ids)
@@ -266,7 +268,7 @@ class ChatTokenizer:
             if slot is None:
                 yield [], 0
                 continue
-            shown = _trimmed(text, spans, left=strip or slot.trim_left, right=strip or slot.trim_right)
+            shown = trimmed(text, spans, left=strip or slot.trim_left, right=strip or slot.trim_right)
             slices = [self._slice(text, ids, starts, span) for span in shown]
             yield [part for parts, _ in slices for part in parts], sum(fresh for _, fresh in slices)
 
@@ -381,33 +383,6 @@ class ChatTokenizer:
         return text
 
 
-def visible_spans(text: str, *, opened: bool = False) -> list[tuple[int, int]]:
-    """The character ranges of a reply that are not thought. `opened`: the reply begins inside its thought."""
-    at, spans = 0, []
-    close = text.find(_CLOSE)
-    if (opened and not text.startswith(_OPEN)) or 0 <= close < text.find(_OPEN) or (close >= 0 and _OPEN not in text):
-        at = close + len(_CLOSE) if close >= 0 else len(text)
-    for thought in _THOUGHT.finditer(text, at):
-        spans.append((at, thought.start()))
-        at = thought.end()
-    return [*spans, (at, len(text))]
-
-
-def without_thoughts(text: str, *, opened: bool = False) -> str:
-    """A reply without its thoughts, closed or not, and without space around what is left."""
-    return "".join(text[start:end] for start, end in visible_spans(text, opened=opened)).strip()
-
-
-def _trimmed(text: str, spans: Sequence[tuple[int, int]], *, left: bool, right: bool) -> list[tuple[int, int]]:
-    """Ranges of a text without the line breaks before the first and behind the last of them."""
-    kept = [range(*span) for span in spans if span[0] < span[1]]
-    while left and kept and text[kept[0][0]] == "\n":
-        kept[:1] = [kept[0][1:]] if len(kept[0]) > 1 else []
-    while right and kept and text[kept[-1][-1]] == "\n":
-        kept[-1:] = [kept[-1][:-1]] if len(kept[-1]) > 1 else []
-    return [(span.start, span.stop) for span in kept]
-
-
 def _around_space(text: str, at: int) -> tuple[int, int]:
     """The first and last position of the white space around a position."""
     return len(text[:at].rstrip()), len(text) - len(text[at:].lstrip())
@@ -418,7 +393,7 @@ def _placeholders(shapes: Sequence[Shape], left: str, right: str) -> list[dict[s
     for shape in shapes:
         marks = [f"{left}\ue000{piece + n}\ue001{right}" for n in range(1 + shape.thought)]
         piece += len(marks)
-        content = f"{_OPEN}{marks[0]}{_CLOSE}{marks[1]}" if shape.thought else marks[0]
+        content = f"{OPEN}{marks[0]}{CLOSE}{marks[1]}" if shape.thought else marks[0]
         message = {"role": shape.role, "content": content, "name": shape.name, "tool_call_id": shape.tool_call_id}
         messages.append({key: value for key, value in message.items() if value is not None})
     return messages
@@ -432,7 +407,7 @@ def _behind(parts: Compiled, *, piece: int) -> Compiled:
 def _structure(parts: Iterable[str | Control | Slot], *, thoughts_shut: bool = False) -> str:
     """The parts as one text with every slot alike; `thoughts_shut` leaves out a thought opened before a slot."""
     text = "".join("\ue000" if isinstance(part, Slot) else _written([part]) for part in parts)
-    return re.sub(f"{_OPEN}\\s*\ue000", "\ue000", text) if thoughts_shut else text
+    return re.sub(f"{OPEN}\\s*\ue000", "\ue000", text) if thoughts_shut else text
 
 
 def _written(parts: Iterable[str | Control | Slot]) -> str:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tokenizers import Tokenizer
 
 from slea_llm.errors import TemplateError
+from slea_llm.models.thoughts import CLOSE, OPEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-THOUGHT_MARKS: tuple[str, str] = ("<think>", "</think>")
-MARKUP: frozenset[str] = frozenset({*THOUGHT_MARKS, "<tool_call>", "</tool_call>"})
+MARKUP: frozenset[str] = frozenset({OPEN, CLOSE, "<tool_call>", "</tool_call>"})
 
 Position: TypeAlias = Literal["start", "control", "inside"]
 """What stands before a text: nothing, a control token, or other text (sampled ids included)."""

@@ -100,7 +100,7 @@ CORPUS = (
     "system user assistant tool model",
     "You answer in few words. Is it 12 o'clock? Yes, it is.",
     "I would like two pizzas to Long Street 12, please. The user wants pizza, ask for the address.",
-    "transfer trans fer hello there alpha beta gamma be evil hi ok",
+    "transfer trans fer hello there alpha beta gamma be evil hi ok done keep going",
     "我要两份宫保鸡丁, 送到长安街12号。请问您的地址是什么?",
 )
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from slea_llm.errors import TemplateError
-from slea_llm.models.chat import ChatTokenizer, Thoughts, visible_spans, without_thoughts
+from slea_llm.models.chat import ChatTokenizer, Thoughts
+from slea_llm.models.thoughts import visible_spans, without_thoughts
 from slea_llm.types import Message, Role, ToolCall
 from tests.support import tokenizers as kinds
 
@@ -207,7 +208,7 @@ def test_random_byte_level_ids_read_as_the_tokenizer_reads_them(ids: list[int]) 
 @given(data=st.data())
 @settings(deadline=None, max_examples=25)
 def test_decoding_agrees_with_a_slow_form(kind: str, data: st.DataObject) -> None:
-    """Start of an id: how much of the text the ids before it settle."""
+    """Start of an id: how much of the text the ids before it settle, which never becomes less."""
     tokenizer, chat = tokenizer_of(kind), chat_of(kind)
     special = control_ids(kind) - set(tokenizer.convert_tokens_to_ids(list(kinds.MARKUP)))
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1).filter(lambda i: i not in special), max_size=40))
@@ -216,10 +217,20 @@ def test_decoding_agrees_with_a_slow_form(kind: str, data: st.DataObject) -> Non
     assert text == backend.decode(ids, skip_special_tokens=False)
     if "\ufffd" in text:  # broken bytes: which of them a mark stands for is a matter of the decoder
         return
+    settled = 0
     for at, start in enumerate(starts):
         before = backend.decode(ids[:at], skip_special_tokens=False)
-        settled = next((n for n, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
-        assert start == min(settled, len(text))
+        common = next((n for n, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        settled = max(settled, min(common, len(text)))
+        assert start == settled
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "word_level"])  # it joins by spaces
+@given(words=st.lists(st.sampled_from(["hello", "the", "我要", "<think>", "</think>", "\n", " "]), max_size=20))
+@settings(deadline=None, max_examples=25)
+def test_a_written_reply_reads_back_as_it_was_written(kind: str, words: list[str]) -> None:
+    text = "".join(words).strip()
+    assert chat_of(kind).text(chat_of(kind).encode_reply(text)) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -308,7 +319,7 @@ def test_br_005_split_shows_earlier_replies_as_the_template_renders_them(kind: s
 
 
 def test_a_cut_inside_a_sampled_token_is_counted() -> None:
-    """With `>hi` as one token, the reply cannot be cut out of the sampled ids: its two tokens are not what was sampled."""
+    """With `>hi` as one token, `hi` cannot be cut out of the sampled ids and is encoded anew."""
     tokenizer = kinds.byte_level()
     tokenizer.backend_tokenizer.add_tokens([">hi"])
     chat = ChatTokenizer(tokenizer, thoughts="strip")
