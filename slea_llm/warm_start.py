@@ -151,7 +151,8 @@ def _save(
         config = policy.peft_config["default"]
         config.base_model_name_or_path = model.declared_base or model.base
         config.revision = model.revision
-        policy.save_pretrained(folder)
+        # Said, not found out: PEFT would ask the hub about the base's name to learn whether its vocabulary changed.
+        policy.save_pretrained(folder, save_embedding_layers=False)
         return
     policy.to(base_dtype(model)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
