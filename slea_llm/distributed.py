@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 
-from slea_llm.errors import ConfigError, StartupCheckError
+from slea_llm.errors import ConfigError, MissingDependencyError, StartupCheckError
 
 if TYPE_CHECKING:
     from slea_llm.settings import TrainerSettings
@@ -49,8 +50,16 @@ def make_accelerator(
     """The accelerator of this process, its world size already checked.
 
     `expected_processes` is what a recipe or launch config asks for; None: what the environment says. Raises
-    StartupCheckError when fewer processes run than were asked for.
+    StartupCheckError when fewer processes run than were asked for, and MissingDependencyError for a tracker that is not
+    installed, which accelerate would leave out without a word.
     """
+    available = sorted(str(name) for name in get_available_trackers())
+    for name in settings.trackers:
+        if name not in available:
+            raise MissingDependencyError(
+                f"tracker {name!r} is unknown or not installed; installed: {', '.join(available) or 'none'}; "
+                f"try: pip install {name}"
+            )
     accelerator = Accelerator(
         # Without a GPU, and not told to use the CPU, accelerate ignores the ranks of a launcher: each runs alone.
         cpu=not torch.accelerator.is_available(),

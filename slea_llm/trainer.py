@@ -146,6 +146,9 @@ class Trainer:
             self._sync(stepped)
             self._record()
             self._save_when_due()
+        if self.iteration == self._settings.iterations:
+            for tracker in self._accelerator.trackers:
+                tracker.finish()
 
     def _start(self) -> None:
         """Say what will be done, and bring the sampler to the trainer's version."""
@@ -153,11 +156,14 @@ class Trainer:
             return
         self._started = True
         if self._settings.trackers:
-            self._accelerator.init_trackers("slea_llm", config={**asdict(self._settings), "trackers": ""})
+            # Numbers of the trainer alone: nothing in them can be a secret.
+            config = {key: value for key, value in asdict(self._settings).items() if key != "trackers"}
+            self._accelerator.init_trackers("slea_llm", config=config)
         world_size = self._reducer.world_size
         self._report(startup_checks.arithmetic_line(self._rollout, self._settings, world_size=world_size))
         self._report(startup_checks.check_equal_updates(self._settings.epochs * self._minibatches, self._reducer))
-        if self._parts.generator.policy_version != self.policy_version:
+        # A sampler starts with the bare base; a policy that starts from an adapter is not that.
+        if self._parts.generator.policy_version != self.policy_version or self._model.settings.adapter is not None:
             self._load_sampler()
 
     def _collect(self) -> list[ScoredTrajectory]:

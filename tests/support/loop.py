@@ -1,0 +1,98 @@
+"""The whole loop on a tiny policy: real environment, user, sampler, scores, credit and losses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from slea_llm import registry
+from slea_llm.collection import OnlineCollector, Rank
+from slea_llm.credit.nested_gae import NestedGae
+from slea_llm.crediting import Crediting
+from slea_llm.environments.order_taking import OrderTaking
+from slea_llm.evaluators.knowledge_base import KnowledgeBase
+from slea_llm.interfaces import Generator
+from slea_llm.losses.ppo import PpoConfig, PpoLoss
+from slea_llm.losses.value import ValueConfig, ValueLoss
+from slea_llm.models.chat import ChatTokenizer
+from slea_llm.models.loading import load_tokenizer
+from slea_llm.models.policy import PolicyCritic, build
+from slea_llm.models.tiny import make_tiny
+from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.rollout import Rollout
+from slea_llm.scoring import Scorer
+from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings, WarmStartSettings
+from slea_llm.trainer import Parts, Trainer, TrainerOptions
+from slea_llm.types import ScoredTrajectory
+from slea_llm.users.scripted import ScriptedUser
+from slea_llm.warm_start import messages_of, scripted_dialogues
+
+STREAMS = {
+    "outcome": StreamSettings(sources=("outcome",)),
+    "scores": StreamSettings(sources=("knowledge_base",), gamma_step=0.0, gamma_turn=0.0),
+}
+ROLLOUT = RolloutSettings(episodes=4, max_turns=3, max_reply_tokens=10, max_context_tokens=512, tasks=10)
+ENVIRONMENT = OrderTaking.Config(prompt="terse")
+
+
+def write_base(folder: Path) -> Path:
+    """A random Llama whose tokenizer knows the words of order taking."""
+    environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
+    played = scripted_dialogues(environment, user, WarmStartSettings(dialogues=20), seed=0, max_turns=12)
+    texts = [message.content for one in played for message in messages_of(one)]
+    return make_tiny(folder, texts, vocab_size=500, hidden=128, layers=1, heads=2, seed=1)
+
+
+class Memory:
+    """A log that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.scored: list[ScoredTrajectory] = []
+
+    def append(self, *scored: ScoredTrajectory) -> None:
+        self.scored += scored
+
+
+@contextlib.contextmanager
+def running(
+    base: Path, output_dir: Path, settings: TrainerSettings, *, engine: str, accelerator: Accelerator
+) -> Iterator[tuple[Trainer, PolicyCritic, Memory]]:
+    """Trainer, model and log of a run; the sampler is closed at the end."""
+    model_settings = ModelSettings(base=str(base), lora_rank=8, lora_alpha=16, critic_rank=8)
+    chat = ChatTokenizer(load_tokenizer(model_settings))
+    cls = registry.load("generator", engine)
+    generator: Generator = cls(
+        cls.Config(),
+        model=model_settings,
+        max_context=ROLLOUT.max_context_tokens,
+        temperature=ROLLOUT.temperature,
+        stop_ids=chat.stop_ids,
+        seed=0,
+    )
+    try:
+        model = build(model_settings, streams=list(STREAMS), temperature=ROLLOUT.temperature, seed=0)
+        environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
+        log = Memory()
+        collector = OnlineCollector(
+            environment=environment,
+            rollout=Rollout(environment, user, generator, chat, ROLLOUT, environment_name="order_taking", seed=0),
+            scorer=Scorer(TaggedParser(TaggedParser.Config()), [KnowledgeBase(KnowledgeBase.Config())], chat),
+            settings=ROLLOUT,
+            seed=0,
+            log=log,
+            rank=Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes)),
+        )
+        parts = Parts(
+            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig())],
+            collector=collector,
+            crediting=Crediting(STREAMS, [], NestedGae(NestedGae.Config(), streams=STREAMS)),
+            generator=generator,
+        )
+        pad = int(load_tokenizer(model_settings).pad_token_id)
+        options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad)
+        yield Trainer(model, settings, ROLLOUT, parts, accelerator=accelerator, options=options), model, log
+    finally:
+        generator.close()
