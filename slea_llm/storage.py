@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _BOM = b"\xef\xbb\xbf"
-_CRC = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\Z')
+_CRC = re.compile(rb',"crc32":"([0-9a-f]{8})"\}(?:\r?\n)?\Z')
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -43,20 +43,17 @@ def atomic_write(path: Path | str, mode: str = "w") -> Iterator[IO[Any]]:
     target = Path(path)
     partial = target.with_name(f".{target.name[:100]}.{os.getpid()}.partial")
     text: dict[str, str] = {} if mode == "wb" else {"encoding": "utf-8", "newline": "\n"}
-    try:
+    with _named(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open(mode, **text) as file:  # type: ignore[call-overload]
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise StorageError(
-            f"{target} could not be written: {error.strerror or error}; nothing of it was left"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        try:
+            with partial.open(mode, **text) as file:  # type: ignore[call-overload]
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+            _sync_folder(target.parent)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def safe_name(name: str) -> str:
@@ -241,10 +238,10 @@ class LogFormat(Generic[R]):
         return count
 
 
-TRAJECTORIES = LogFormat[Trajectory](
+TRAJECTORIES: LogFormat[Trajectory] = LogFormat(
     name="slea.trajectories", version=1, encode=records.encode_trajectory, decode=records.decode_trajectory
 )
-SCORED = LogFormat[ScoredTrajectory](
+SCORED: LogFormat[ScoredTrajectory] = LogFormat(
     name="slea.scored_trajectories", version=1, encode=records.encode_scored, decode=records.decode_scored
 )
 
@@ -340,7 +337,7 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
+        raise StorageError(f"{path} could not be written: {error.strerror or error}; what it held is kept") from error
 
 
 def _sync_folder(folder: Path) -> None:
