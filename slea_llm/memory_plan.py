@@ -112,7 +112,7 @@ def plan_memory(
 ) -> tuple[MemoryPart, ...]:
     """The parts of one process's memory, largest first.
 
-    `engine` is the generator's registry name; one other than `transformers` holds its own copy of the weights.
+    `engine` is the generator's registry name; each holds its own copy of the weights.
     `kv_cache_bytes` is the engine's fixed cache; None: what `rollout.concurrency` full dialogues would take. Raises
     ConfigError when the model's configuration cannot be read.
     """
@@ -121,14 +121,6 @@ def plan_memory(
     parts += _activation_parts(shape, model, rollout, trainer)
     parts += _engine_parts(shape, model, rollout, engine, kv_cache_bytes)
     return tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes))
-
-
-def plan_lines(parts: Sequence[MemoryPart]) -> list[str]:
-    """The plan as aligned lines with a total, in GiB."""
-    rows = [(part.name, part.bytes, part.how) for part in parts]
-    rows.append(("total", sum(part.bytes for part in parts), "an upper estimate; peaks of the parts do not all meet"))
-    width = max(len(name) for name, _, _ in rows)
-    return [f"{name:<{width}}  {size / GIB:8.3f} GiB  {how}" for name, size, how in rows]
 
 
 def _trained_parts(shape: ModelShape, model: ModelSettings, trainer: TrainerSettings, streams: int) -> list[MemoryPart]:
@@ -201,13 +193,14 @@ def _engine_parts(
     else:
         size = kv_cache_bytes
         how = f"set; holds {kv_cache_bytes // per_token:,} tokens of {per_token:,} bytes"
-    parts = [MemoryPart(name="engine KV cache", bytes=size, how=how)]
-    if engine != "transformers":
-        weights = MemoryPart(
-            name="engine weights", bytes=shape.parameters * width, how=f"{shape.parameters:,} x {width} bytes, own copy"
-        )
-        parts.append(weights)
-    return parts
+    return [
+        MemoryPart(name="engine KV cache", bytes=size, how=how),
+        MemoryPart(
+            name="engine weights",
+            bytes=shape.parameters * width,
+            how=f"{shape.parameters:,} x {width} bytes, {engine}'s own copy",
+        ),
+    ]
 
 
 def _targeted(name: str, targets: str | Sequence[str]) -> bool:
