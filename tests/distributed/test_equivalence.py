@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.distributed.launching import ROOT, launch
 from tests.support import training
 
-ROOT = Path(__file__).resolve().parents[2]
 OPTIMIZERS = ("sgd", "adamw")
 SPLITS = ("even", "uneven", "lonely")
 CASES = [f"{optimizer}:{split}" for optimizer in OPTIMIZERS for split in SPLITS]
@@ -24,37 +22,13 @@ CASES = [f"{optimizer}:{split}" for optimizer in OPTIMIZERS for split in SPLITS]
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def start(folder: Path, cases: list[str], *, processes: int) -> None:
-    launcher = [sys.executable, "-m"]
-    if processes > 1:
-        options = f"--multi_gpu --num_processes {processes} --num_machines 1 --mixed_precision no --dynamo_backend no"
-        launcher += ["accelerate.commands.launch", *options.split(), "--main_process_port", str(free_port()), "-m"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run(
-        [*launcher, "tests.distributed.worker", str(folder), *cases],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of all cases: one launch of two processes and one of a single one."""
     path = tmp_path_factory.mktemp("distributed")
     training.write_base(path / "base")
-    start(path, [*CASES, "shapes"], processes=2)
-    start(path, [f"{optimizer}:even" for optimizer in OPTIMIZERS], processes=1)
+    launch(path, [*CASES, "shapes"], processes=2)
+    launch(path, [f"{optimizer}:even" for optimizer in OPTIMIZERS], processes=1)
     return path
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from slea_llm.distributed import make_accelerator
 from slea_llm.settings import TrainerSettings
 from slea_llm.types import ScoredTrajectory
-from tests.support import training
+from tests.support import loop, training
 
 Shares = list[list[list[ScoredTrajectory]]]
 
@@ -100,6 +100,23 @@ def shapes(folder: Path, accelerator: Accelerator) -> None:
     (folder / f"shapes-rank{accelerator.process_index}.json").write_text(json.dumps({"updates": run.update}))
 
 
+def rollouts(folder: Path, accelerator: Accelerator, *, engine: str) -> None:
+    """Three iterations with rollouts, one sampler a rank."""
+    settings = TrainerSettings(
+        iterations=3, epochs=1, minibatch=2, microbatch=2, learning_rate=1e-2, critic_learning_rate=1e-2, target_kl=0.0
+    )
+    running = loop.running(folder / "base", folder / engine, settings, engine=engine, accelerator=accelerator)
+    with running as (trainer, model, log):
+        trainer.run()
+        found = {
+            "update": trainer.update,
+            "served": trainer._parts.generator.policy_version,
+            "dialogues": [[one.trajectory.id, one.trajectory.policy_version] for one in log.scored],
+        }
+    save_file(model.trainable_state(), folder / f"{engine}-rank{accelerator.process_index}.safetensors")
+    (folder / f"{engine}-rank{accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def main(arguments: Sequence[str]) -> None:
     folder, cases = Path(arguments[0]), arguments[1:]
     accelerator = make_accelerator(TrainerSettings())
@@ -108,6 +125,8 @@ def main(arguments: Sequence[str]) -> None:
         accelerator.backward = plain
         if case == "shapes":
             shapes(folder, accelerator)
+        elif case.startswith("rollouts:"):
+            rollouts(folder, accelerator, engine=case.partition(":")[2])
         else:
             optimizer, split = case.split(":")
             equivalence(folder, accelerator, optimizer=optimizer, split=split)
