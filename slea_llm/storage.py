@@ -188,10 +188,7 @@ class LogFormat(Generic[R]):
 
     def check_header(self, path: Path, raw: bytes) -> None:
         """Raises StorageError when the first line is not the header of this format and version."""
-        body = _checked(raw)
-        header = json.loads(body) if body else {}
-        if "format" not in header:
-            raise StorageError(f"{path} does not begin with the header of a {self.name} log; is it of another kind?")
+        header = _header(path, raw, self.name)
         if header["format"] != self.name:
             raise StorageError(f"{path} is a {header['format']} log; a {self.name} log is needed here")
         if header.get("version") != self.version:
@@ -250,11 +247,15 @@ def log_kind(path: Path | str) -> str:
     """The format name in the header of a log. Raises StorageError when the file is no log of this project."""
     file = Path(path)
     _, first = next(_lines(file), (0, b""))
-    body = _checked(first)
-    header = json.loads(body) if body else {}
+    return str(_header(file, first, "slea")["format"])
+
+
+def _header(path: Path, raw: bytes, wanted: str) -> dict[str, Any]:
+    body = _checked(raw)
+    header: dict[str, Any] = json.loads(body) if body else {}
     if "format" not in header:
-        raise StorageError(f"{file} does not begin with the header of a log of this project; is it of another kind?")
-    return str(header["format"])
+        raise StorageError(f"{path} does not begin with the header of a {wanted} log; is it of another kind?")
+    return header
 
 
 class RecordLog(Generic[R]):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 
+from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
 from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.rollout import play
+from slea_llm.scoring import Scorer
 from slea_llm.types import STEP_KINDS, ScoredStep, Trajectory, Turn, leaf_steps
+from slea_llm.users.scripted import ScriptedUser
 from tests.strategies import tagged_texts
 
 SLOTS = ("dish", "quantity", "address", "time", "phone")
@@ -175,6 +179,18 @@ def test_every_leaf_step_of_any_text_gets_a_score_in_range(text: str) -> None:
     given_words = words(text, WHOLE)
     assert [(word.turn, word.step) for word in given_words] == [(leaf.turn, leaf.index) for leaf in leaves]
     assert all(word.score is not None and -1 <= word.score <= 1 for word in given_words)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_scripted_expert_does_everything_right_and_the_idler_nothing(language: Literal["en", "zh"]) -> None:
+    environment = OrderTaking(OrderTaking.Config(language=language))
+    user = ScriptedUser(ScriptedUser.Config())
+    scorer = Scorer(PARSER, [ORDER])
+    for seed in range(10):
+        task = environment.task(seed)
+        for agent, worth in ((environment.expert(task), 1.0), (environment.idler(task), -0.5)):
+            trajectory = play(environment, user, agent, task, seed=seed, max_turns=12)
+            assert {word.score for word in scorer.score(trajectory).scores} == {worth}
 
 
 SMALL = """

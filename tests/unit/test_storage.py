@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from slea_llm.errors import StorageError
 from slea_llm.records import decode_trajectory, encode_trajectory
 from slea_llm.storage import (
+    SCORED,
+    TRAJECTORIES,
     ScoredLog,
     TrajectoryLog,
     atomic_write,
+    log_kind,
     read_json_lines,
     read_scored,
     read_trajectories,
@@ -196,6 +199,16 @@ def test_other_versions_and_kinds_are_refused_with_the_mend(tmp_path: Path) -> N
     assert path.read_bytes() == before
     with pytest.raises(StorageError, match=r"nowhere\.jsonl could not be read: No such file"):
         list(read_trajectories(tmp_path / "nowhere.jsonl"))
+
+
+def test_the_kind_of_a_log_is_told_by_its_header(tmp_path: Path) -> None:
+    write_trajectories(tmp_path / "t.jsonl", [])
+    write_scored(tmp_path / "s.jsonl", [])
+    assert log_kind(tmp_path / "t.jsonl") == TRAJECTORIES.name
+    assert log_kind(tmp_path / "s.jsonl") == SCORED.name
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    with pytest.raises(StorageError, match="does not begin with the header of a slea log"):
+        log_kind(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize("change", [{"surprise": 1}, {"turns": None}, {"termination": "won"}, {"outcome": "10"}])
