@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"slea {name}", description=command.__doc__ or help_text)
     command.add_arguments(parser)
     try:
-        return int(command.run(parser.parse_args(arguments[1:])))
+        return int(command.run(parser.parse_intermixed_args(arguments[1:])))
     except SleaError as error:
         sys.stderr.write(f"slea {name}: {error}\n")
         return 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slea_llm.assets import find
 from slea_llm.cli import COMMANDS, main
 from slea_llm.cli.arguments import prepare_folder
 from slea_llm.errors import ConfigError
@@ -48,3 +49,8 @@ def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> No
     prepare_folder(folder, fresh=True)
     assert not list(folder.iterdir())
     assert (tmp_path / "run.1" / "metrics.jsonl").read_text(encoding="utf-8") == "kept"
+
+
+def test_options_may_stand_between_recipe_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(find("recipes", "order_taking_tiny.yaml")), "--gpus", "0", "trainer.epochs=3"]) == 0
+    assert "3 epochs" in capsys.readouterr().out
