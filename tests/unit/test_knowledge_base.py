@@ -172,7 +172,7 @@ def test_a_state_without_slots_is_a_reason_not_a_score(before: dict[str, Any]) -
 
 
 @given(text=tagged_texts())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_every_leaf_step_of_any_text_gets_a_score_in_range(text: str) -> None:
     turn = Turn(index=0, context=(), text=text, state_before=WHOLE)
     leaves = leaf_steps(PARSER.parse(turn, "t", None))

@@ -163,7 +163,7 @@ def test_an_empty_summary_has_no_mean() -> None:
 
 
 @given(dialogue=trajectories(tagged_texts()))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_every_leaf_step_gets_exactly_one_word(dialogue: Trajectory) -> None:
     class Zero(Fixed):
         def _word(self, step: Step) -> ScoredStep:

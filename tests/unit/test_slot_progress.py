@@ -134,7 +134,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any]) -> None:
     gamma=st.floats(0.5, 1.0),
     late=st.integers(0, 6),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_potential_never_changes_which_dialogue_is_best(
     filled: list[tuple[str, ...]], gamma: float, late: int
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_potential_never_changes_which_dialogue_is_best(
 
 
 @given(filled=st.lists(st.sets(st.sampled_from(SLOTS)).map(lambda s: tuple(sorted(s))), min_size=2, max_size=8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_bonus_counts_each_slot_once(filled: list[tuple[str, ...]]) -> None:
     new = set().union(*filled) - set(filled[0])
     assert sum(rewards(dialogue(*filled), form="bonus", eta=1.0)) == pytest.approx(0.5 * len(new), abs=1e-9)

@@ -34,7 +34,7 @@ from slea_llm.storage import (
 from slea_llm.types import ScoredStep, ScoredTrajectory, TokenSpan, TokenTrace, Trajectory, Turn
 from tests.strategies import scored_trajectories, trajectories
 
-ANY_FILE = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY_FILE = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def make(name: str = "t", text: str = "hello", **provenance: Any) -> Trajectory:

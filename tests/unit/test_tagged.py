@@ -210,7 +210,7 @@ def sampled_turns(draw: st.DrawFn) -> tuple[Turn, list[int]]:
 
 @pytest.mark.parametrize("parser", [PARSER, SENTENCES], ids=["whole", "sentences"])
 @given(sampled=sampled_turns())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_steps_tile_text_and_tokens_whatever_the_text(parser: TaggedParser, sampled: tuple[Turn, list[int]]) -> None:
     turn, starts = sampled
     steps = parser.parse(turn, "t", starts)
@@ -231,7 +231,7 @@ def test_steps_tile_text_and_tokens_whatever_the_text(parser: TaggedParser, samp
 
 
 @given(text=tagged_texts())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_a_reply_step_never_holds_an_opened_thought(text: str) -> None:
     for step in parse(text):
         if step.kind == "reply":
