@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ from slea_llm.export_links import (
     check_base_name,
     check_engine,
     check_reloads,
+    read_exactly,
 )
-from slea_llm.export_proof import Change, LinkFigures, default_probes, measure_change, probe_rows, trainer_logprobs
+from slea_llm.export_proof import Change, LinkFigures, default_probes, probe_rows
 from slea_llm.folders import changed_files, refuse_existing, whole_folder, write_manifest
 from slea_llm.models.chat import ChatTokenizer
 from slea_llm.models.loading import load_tokenizer
@@ -140,17 +142,17 @@ def verify(
                 f"files of {folder / kind} are missing or not what the manifest says: {', '.join(changed)}"
             )
     rows = probe_rows(ChatTokenizer(load_tokenizer(model.settings)), probes)
-    trained = trainer_logprobs(model, rows)
-    base, links = check_reloads(model, folder, rows, trained)
-    change = measure_change(trained, base)
+    reading = read_exactly(model, rows)
+    change = reading.change
     if change.none and not allow_unchanged:
         raise ExportError(
-            f"the adapter does nothing: no log-probability of {len(trained)} differs from the base by more than "
+            f"the adapter does nothing: no log-probability of {len(reading.base)} differs from the base by more than "
             f"{change.largest:.2g} nats. Train it, or allow an unchanged one (a run with learning rate 0)"
         )
+    links = check_reloads(model, folder, rows, reading, allow_unseen=allow_unchanged)
     if generator_factory is not None:
-        for kind in kinds:
-            links.append(check_engine(model, folder, kind, rows, generator_factory, unchanged=change.none))
+        check = partial(check_engine, unchanged=change.none, allow_unseen=allow_unchanged)
+        links += [check(model, folder, kind, rows, generator_factory) for kind in kinds]
     return ExportReport(
         folder=folder,
         adapter=folder / ADAPTER if ADAPTER in kinds else None,

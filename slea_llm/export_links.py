@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slea_llm.errors import ExportError, GenerationError
-from slea_llm.export_proof import LinkFigures, Row, check_link, reloaded_logprobs, trainer_logprobs
+from slea_llm.export_proof import LinkFigures, Reading, Row, check_link, reloaded_logprobs, trainer_logprobs
 from slea_llm.models.adapters import CONFIG_FILE, WEIGHTS_FILE
 from slea_llm.models.loading import load_base
 from slea_llm.types import GenerationRequest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from slea_llm.settings import ModelSettings
 
 ADAPTER, MERGED = "adapter", "merged"
-REPLY_TOKENS = 16
+REPLY_TOKENS = 32
 """Tokens that the engine samples after every probe; the trainer's log-probabilities of them are compared."""
 MERGED_SIZE_LIMIT = 1.05
 """Merged weights over base weights, in bytes."""
@@ -66,30 +66,41 @@ def check_base_name(name: str | None) -> str:
     return name
 
 
+def read_exactly(model: PolicyCritic, rows: Sequence[Row], *, starts: Sequence[int] | None = None) -> Reading:
+    """What trained model and base say about the tokens of the rows, in at least float32.
+
+    With a 16-bit base the same weights are read in float32, the trainer's adapter on them.
+    """
+    read = partial(reloaded_logprobs, rows=rows, starts=starts, temperature=model.temperature, dtype=model.dtype)
+    base = base_of(model)
+    if model.settings.dtype != "bfloat16":
+        return Reading(trained=trainer_logprobs(model, rows, starts=starts), base=read(base))
+    base = base.float()
+    before = read(base)
+    with tempfile.TemporaryDirectory(prefix="slea-adapter-") as folder:
+        return Reading(trained=read(load_adapter(base, model.save_adapter(Path(folder)))), base=before)
+
+
 def check_reloads(
-    model: PolicyCritic, folder: Path, rows: Sequence[Row], trained: torch.Tensor
-) -> tuple[torch.Tensor, list[LinkFigures]]:
-    """Log-probabilities of the base, and the links that Hugging Face loaders make."""
+    model: PolicyCritic, folder: Path, rows: Sequence[Row], reading: Reading, *, allow_unseen: bool
+) -> list[LinkFigures]:
+    """The links that Hugging Face loaders make: PEFT's reload, its merge, and the reload of the merged weights."""
     links = []
     read = partial(reloaded_logprobs, rows=rows, temperature=model.temperature, dtype=model.dtype)
-    base_model = base_of(model)
-    base = read(base_model)
-    check = partial(check_link, dtype=model.settings.dtype, trained=trained, base=base)
+    check = partial(check_link, dtype=model.settings.dtype, reading=reading, allow_unseen=allow_unseen)
     if (folder / ADAPTER).is_dir():
         check_adapter_config(folder / ADAPTER, model)
-        reloaded = load_adapter(base_model, folder / ADAPTER)
-        served = read(reloaded)
-        links.append(check("adapter", "the adapter reloaded by PEFT", served=served))
+        reloaded = load_adapter(base_of(model), folder / ADAPTER)
+        own = trainer_logprobs(model, rows)
+        links.append(check("adapter", "the adapter reloaded by PEFT", served=read(reloaded), trainer=own))
         merged = reloaded.merge_and_unload()
-        served = read(merged)
-        links.append(check("merge", "the reloaded adapter merged by PEFT", served=served))
+        links.append(check("merge", "the reloaded adapter merged by PEFT", served=read(merged)))
         del reloaded, merged
-    del base_model
     if (folder / MERGED).is_dir():
         _check_merged_files(folder / MERGED, model)
         served = read(_load_merged(model, folder / MERGED))
         links.append(check("merged", "the merged weights reloaded", served=served))
-    return base, links
+    return links
 
 
 def check_adapter_config(folder: Path, model: PolicyCritic) -> None:
@@ -178,7 +189,14 @@ def _check_merged_files(folder: Path, model: PolicyCritic) -> None:
 
 
 def check_engine(
-    model: PolicyCritic, folder: Path, kind: str, prompts: Sequence[Row], factory: GeneratorFactory, *, unchanged: bool
+    model: PolicyCritic,
+    folder: Path,
+    kind: str,
+    prompts: Sequence[Row],
+    factory: GeneratorFactory,
+    *,
+    unchanged: bool,
+    allow_unseen: bool,
 ) -> LinkFigures:
     """Let the engine answer the probes from the exported files; trainer and base then read the same tokens."""
     lora = kind == ADAPTER
@@ -200,14 +218,14 @@ def check_engine(
     starts = [len(prompt) for prompt, _ in pairs]
     if not rows:
         raise ExportError(f"the engine answered none of {len(prompts)} probes")
-    base = base_of(model)
+    reading = read_exactly(model, rows, starts=starts)
     figures = check_link(
         "engine",
         f"the engine with the exported {'adapter' if lora else 'merged weights'}",
         dtype=model.settings.dtype,
         served=torch.tensor([x for _, (_, logprobs) in pairs for x in logprobs], dtype=model.dtype),
-        trained=trainer_logprobs(model, rows, starts=starts),
-        base=reloaded_logprobs(base, rows, temperature=model.temperature, dtype=model.dtype, starts=starts),
+        reading=reading,
+        allow_unseen=allow_unseen,
     )
     if figures.share is None and not unchanged:
         raise ExportError(f"{figures.name} sampled only tokens that training did not change; give other probes")

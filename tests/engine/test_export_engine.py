@@ -78,7 +78,7 @@ def test_the_engine_serves_what_was_trained_from_both_forms(model: PolicyCritic,
         "the engine with the exported merged weights",
     ]
     for link in served:
-        assert link.tokens == 6 * 16
+        assert link.tokens == 6 * 32
         assert link.largest <= TOLERANCES["float32"]["engine"].largest
         assert link.share == pytest.approx(1, abs=1e-2)
     assert report.adapter is not None
