@@ -36,7 +36,7 @@ def launch(folder: Path, cases: list[str], *, processes: int) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 
 from slea_llm import checkpoint
 from slea_llm.errors import CheckpointError, ConfigError, StartupCheckError, TrainingError
@@ -227,6 +229,45 @@ def test_too_many_failures_stop_the_run_with_the_reason(model: PolicyCritic, tmp
     shares[0][0][:3] = [training.failed(f"broken {number}") for number in range(3)]
     with pytest.raises(TrainingError, match=r"3 of 8 dialogues .* failed, more than the share 0\.2.*broke"):
         training.trainer(model, FAST, shares, tmp_path).run()
+
+
+class Tracker(GeneralTracker):  # type: ignore[misc]  # accelerate has no types here
+    """Keeps what it is told."""
+
+    name = "kept"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {}
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.finished = False
+
+    @property
+    def tracker(self) -> Tracker:
+        return self
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.config = values
+
+    def log(self, values: dict[str, float], step: int, **_: Any) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_br_095_trackers_get_numbers_and_the_trainers_own_settings(model: PolicyCritic, tmp_path: Path) -> None:
+    tracker = Tracker()
+    training.fresh_accelerator()
+    accelerator = Accelerator(cpu=True, log_with=[tracker])
+    settings = dataclasses.replace(FAST, trackers=("kept",))
+    training.trainer(model, settings, rounds(model), tmp_path, accelerator=accelerator).run()
+    assert set(tracker.config) == {field.name for field in dataclasses.fields(TrainerSettings)} - {"trackers"}
+    assert [step for step, _ in tracker.logged] == [1, 2, 3, 4]
+    assert all(isinstance(value, int | float) for _, values in tracker.logged for value in values.values())
+    assert {"ppo/loss", "episodes/success", "seconds/update"} <= set(tracker.logged[0][1])
+    assert tracker.finished
 
 
 def test_a_minibatch_that_does_not_divide_is_refused(model: PolicyCritic, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slea_llm.distributed import assert_world_size, shard
-from slea_llm.errors import ConfigError, StartupCheckError
+from slea_llm.distributed import assert_world_size, make_accelerator, shard
+from slea_llm.errors import ConfigError, MissingDependencyError, StartupCheckError
+from slea_llm.settings import TrainerSettings
 
 
 @settings(deadline=None)
@@ -50,3 +51,8 @@ def test_a_launcher_that_starts_too_few_is_refused(
     with pytest.raises(StartupCheckError, match=words) as caught:
         assert_world_size(running, expected=expected, environment=environment)
     assert "--multi_gpu --num_processes" in str(caught.value)
+
+
+def test_a_tracker_that_is_not_there_is_refused() -> None:
+    with pytest.raises(MissingDependencyError, match="'no_such_tracker'"):
+        make_accelerator(TrainerSettings(trackers=("no_such_tracker",)))
