@@ -48,7 +48,7 @@ check: ready  ## Format, lint, types, imports, unit, contract and architecture t
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timing 2>&1 | tail -n 20
+	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit tests/contract tests/architecture
 
 test: ready  ## Everything that runs without a GPU, the real engine included

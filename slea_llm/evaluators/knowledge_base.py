@@ -22,7 +22,7 @@ from slea_llm.types import STEP_KINDS, ScoredStep, State, Step, Trajectory, leaf
 NAMED_SLOTS = "$slot"
 """In a condition: every slot that the step names; in a rationale: their names."""
 
-SLOT_CONDITIONS = ("slot_missing", "slot_filled", "slot_confirmed", "slot_unconfirmed")
+SLOT_CONDITIONS = ("slot_missing", "slot_filled", "slot_confirmed", "slot_unconfirmed", "slot_unneeded")
 FLAG_CONDITIONS = ("slot_named", "all_filled", "none_filled", "all_confirmed", "placed")
 CONDITIONS = (*SLOT_CONDITIONS, *FLAG_CONDITIONS)
 
@@ -92,6 +92,8 @@ class _Case:
         if name in FLAG_CONDITIONS:
             return slots.flag(name) is wanted
         asked = named if wanted == NAMED_SLOTS else frozenset([wanted] if isinstance(wanted, str) else wanted)
+        if name == "slot_unneeded":
+            return bool(asked) and not asked & (slots.required | slots.filled)
         return bool(asked) and asked <= slots.slots(name)
 
 

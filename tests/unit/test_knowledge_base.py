@@ -97,6 +97,12 @@ def test_asking_is_good_while_the_slot_is_missing_and_bad_after(slot: str, thoug
     assert scores(text, WHOLE) == [-1.0, -1.0]
 
 
+@pytest.mark.parametrize(("slot", "thought", "reply"), ASKS)
+def test_asking_for_what_the_order_does_not_need_is_bad(slot: str, thought: str, reply: str) -> None:
+    before = {**NOTHING, "required": list(others(slot))}
+    assert scores(f"<think>{thought}</think>{reply}", before) == [-1.0, -1.0]
+
+
 READ_BACKS = [
     ("Read back the order.", "Your order is {order}. Is that right?"),
     (
