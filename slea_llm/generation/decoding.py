@@ -92,7 +92,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.whole = False
 
     def point(self, rows: torch.Tensor, columns: torch.Tensor, *, width: int) -> None:
-        """Set where to write, columns of shape (len(rows), queries), and how many columns are seen."""
+        """Set where to write, columns of shape (len(rows), queries), and how many columns are seen. Rows ascend."""
         self.rows, self.columns, self.width = rows, columns, width
         self.whole = len(rows) == self.shape[0]
 
@@ -334,14 +334,14 @@ def sample(
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of positive lengths in groups of similar length, so that padding stays small; every index once."""
+    """Indices of positive lengths in groups of similar length, so that padding stays small; each once, in order."""
     groups: list[list[int]] = []
     for index in sorted((i for i, length in enumerate(lengths) if length > 0), key=lambda i: (lengths[i], i)):
         if groups and lengths[index] <= GROUP_FACTOR * lengths[groups[-1][0]] + GROUP_SLACK:
             groups[-1].append(index)
         else:
             groups.append([index])
-    return groups
+    return [sorted(group) for group in groups]
 
 
 def _widen(values: torch.Tensor, columns: int) -> torch.Tensor:

@@ -109,7 +109,7 @@ class ModelCore:
     ) -> None:
         from slea_llm.generation.decoding import DecodingBatch, DialogueStates
 
-        _check_attention(model.config, max_context)
+        check_attention(model.config, max_context)
         self.version = 0
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._model: Any = model
@@ -189,7 +189,7 @@ class ModelCore:
         del self._model, self._batch
 
 
-def _check_attention(config: Any, max_context: int) -> None:
+def check_attention(config: Any, max_context: int) -> None:
     """Every layer must attend to the whole context: windows and recurrent layers are vLLM's business."""
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
