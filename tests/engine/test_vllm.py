@@ -106,7 +106,8 @@ def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"sync": "adaptor"}, "adaptor"),
         ({"isolate": "sometimes"}, "sometimes"),
         ({"gpu_memory_utilization": 0.0}, "0.0"),
-        ({"kv_cache_gib": 0}, "start at 1"),
+        ({"kv_cache_gib": 0.0}, "not above 0"),
+        ({"max_num_seqs": 0}, "below 1"),
     ],
 )
 def test_config_names_what_is_wrong(options: dict[str, object], match: str) -> None:

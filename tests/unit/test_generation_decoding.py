@@ -57,7 +57,7 @@ def test_a_token_without_probability_is_never_drawn(noise: float) -> None:
     noise=st.floats(0, 1, exclude_max=True),
     temperature=st.floats(0.05, 5),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_row_does_not_depend_on_its_neighbours(logits: list[float], noise: float, temperature: float) -> None:
     alone = draw(logits, [noise], temperature)
     among = draw(logits, [0.3, noise, 0.9], temperature)
@@ -78,7 +78,7 @@ def test_half_precision_logits_are_widened() -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 500), max_size=40))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_prefill_groups_hold_every_row_with_work_once_and_pad_little(lengths: list[int]) -> None:
     groups = length_groups(lengths)
     assert sorted(index for group in groups for index in group) == [i for i, n in enumerate(lengths) if n > 0]
