@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
 from slea_llm import registry
 from slea_llm.errors import ConfigError, nearest
@@ -130,10 +130,12 @@ def component_config(kind: str, spec: ComponentSpec) -> tuple[Any, Any]:
     """
     component = registry.load(kind, spec.name)
     config_class = component.Config
+    # On its own a dataclass passes unknown keys over; inside a strict model it refuses them, at every depth.
+    strict = create_model("Strict", __config__=ConfigDict(extra="forbid"), options=(config_class, ...))
     try:
-        return component, TypeAdapter(config_class).validate_python(spec.options)
+        return component, strict.model_validate({"options": spec.options}).options  # type: ignore[attr-defined]
     except ValidationError as error:
-        raise ConfigError(_explain(error, f"{kind} {spec.name!r}", config_class)) from error
+        raise ConfigError(_explain(error, f"{kind} {spec.name!r}", config_class, depth=1)) from error
 
 
 def check_components(recipe: Recipe) -> dict[str, list[tuple[Any, Any]]]:
@@ -187,10 +189,11 @@ def _list_index(node: list[Any], key: str, path: str) -> int:
     raise ConfigError(f"override {path!r}: no entry {key!r}; one of {', '.join(known) or 'none'}{nearest(key, known)}")
 
 
-def _explain(error: ValidationError, source: str, root: Any) -> str:
+def _explain(error: ValidationError, source: str, root: Any, *, depth: int = 0) -> str:
+    """Every fault on a line; `root` is the type at `depth` in the validated model."""
     lines = [f"{source}: {error.error_count()} fault(s)"]
     for fault in error.errors(include_url=False):
-        location = [str(part) for part in fault["loc"]]
+        location = [str(part) for part in fault["loc"][depth:]]
         place = ".".join(location) or "(top level)"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             known = sorted(_known_keys(root, location[:-1]))
