@@ -18,9 +18,7 @@ from slea_llm.environments.order_taking_language import SLOTS, TOOL, Call, Langu
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 
-REWARDS: MappingProxyType[Termination, float] = MappingProxyType(
-    {"success": 10.0, "failure": -1.0, "user_left": -1.0}
-)
+REWARDS: MappingProxyType[Termination, float] = MappingProxyType({"success": 10.0, "failure": -1.0, "user_left": -1.0})
 """Reward of each ending; every other turn earns 0."""
 
 LONGEST_EXPERT = 10

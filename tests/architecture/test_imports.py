@@ -54,7 +54,9 @@ def test_help_imports_no_torch() -> None:
         check=True,
         timeout=60,
     )
-    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time:")
+    }
     assert "slea_llm.cli" in imported
     assert not imported & {"torch", "numpy", "transformers", "pydantic", "vllm"}
     assert "train" in result.stdout
