@@ -9,7 +9,6 @@ tolerance. d is read in at least float32: rounding of 16 bits in it would make e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -143,12 +142,14 @@ def check_link(
 
 
 def _share(served: torch.Tensor, reading: Reading) -> tuple[float, float]:
-    """Least-squares share of the trained change in the served one, and its standard error."""
+    """Least-squares share of the trained change in the served one, and its standard error.
+
+    The error is the one that holds for rounding of unequal size from token to token (White 1980, HC0).
+    """
     change, shown = reading.trained - reading.base, served - reading.base
     power = float(change.square().sum())
     share = float((shown * change).sum()) / power
-    residual = float((shown - share * change).square().sum())
-    return share, math.sqrt(residual / max(len(change) - 1, 1) / power)
+    return share, float(((shown - share * change) * change).square().sum().sqrt()) / power
 
 
 def _check_share(figures: LinkFigures, *, doubt: float, near_base: bool, allow_unseen: bool) -> None:
