@@ -16,9 +16,14 @@ from slea_llm.types import ScoredTrajectory, Task, Trajectory
 
 
 class Log(Protocol):
-    """Where scored dialogues are kept."""
+    """Where scored dialogues are kept; it can go back to an earlier `position`."""
+
+    @property
+    def position(self) -> int: ...
 
     def append(self, *scored: ScoredTrajectory) -> None: ...
+
+    def rewind(self, position: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,8 @@ class OnlineCollector:
     """Plays the next tasks with the present policy, scores every step and logs the result.
 
     Each rank plays a consecutive piece of the groups, so that the dialogues of all ranks in rank order are those of one
-    process. The only state is the number of groups drawn, so a resumed run goes on with the next task.
+    process. The state is the number of groups drawn and the position in the log, so that a resumed run goes on with the
+    next task and logs no dialogue twice.
     """
 
     def __init__(
@@ -46,21 +52,21 @@ class OnlineCollector:
         seed: int,
         log: Log,
         rank: Rank,
-        progress: bool = False,
         before: Callable[[int, int], None] = lambda _iteration, _version: None,
     ) -> None:
         """`before(iteration, policy_version)` runs ahead of every round, for evaluations between updates."""
         self._environment, self._rollout, self._scorer = environment, rollout, scorer
-        self._settings, self._log, self._rank, self._progress = settings, log, rank, progress
+        self._settings, self._log, self._rank = settings, log, rank
         self._order = TaskOrder(tasks=settings.tasks, seed=seed)
         self._before = before
         self._position = 0
 
     def state(self) -> Mapping[str, Any]:
-        return {"groups_drawn": self._position}
+        return {"groups_drawn": self._position, "log_position": self._log.position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._position = int(state["groups_drawn"])
+        self._log.rewind(int(state["log_position"]))
 
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
         """This rank's dialogues of one iteration, failed ones included."""
@@ -73,9 +79,7 @@ class OnlineCollector:
         self._position += groups
         tasks = [task for task in map(self._environment.task, seeds) for _ in range(size)]
         try:
-            trajectories = self._rollout.run(
-                tasks, first_episode=first_episode, policy_version=policy_version, progress=self._progress
-            )
+            trajectories = self._rollout.run(tasks, first_episode=first_episode, policy_version=policy_version)
         except FailedEpisodesError as error:
             trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
         scored = [self._scorer.score(trajectory) for trajectory in trajectories]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slea_llm.errors import StorageError
+from slea_llm.storage import cut_back
 
 if TYPE_CHECKING:
     from slea_llm.interfaces import Reducer
@@ -46,13 +47,7 @@ class MetricsLog:
 
         Raises StorageError when the file is shorter than that.
         """
-        if self.position < position:
-            raise StorageError(
-                f"{self.path} holds {self.position} bytes, the checkpoint was written at {position}; "
-                "put the metrics of that run back or start a fresh one"
-            )
-        if self.path.exists():
-            os.truncate(self.path, position)
+        cut_back(self.path, position)
 
 
 class PhaseClock:

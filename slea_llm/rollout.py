@@ -92,7 +92,7 @@ class Rollout:
     async def _run(self, tasks: Sequence[Task], first: int, *, progress: bool) -> list[Trajectory]:
         running = asyncio.Semaphore(self._settings.concurrency)
         dialogues = [self._dialogue(task, first + i) for i, task in enumerate(tasks)]
-        with tqdm(total=len(tasks), desc="rollout", unit="dialogue", disable=not progress) as bar:
+        with tqdm(total=len(tasks), desc="rollout", unit="dialogue", disable=None if progress else True) as bar:
             jobs = [asyncio.create_task(dialogue.run(running, self._settings.deadline_s)) for dialogue, _ in dialogues]
             for job in jobs:
                 job.add_done_callback(lambda _: bar.update())

@@ -90,6 +90,22 @@ def read_json_lines(path: Path | str) -> Iterator[JsonLine]:
             yield _parse(Path(path), number, raw)
 
 
+def cut_back(path: Path, position: int) -> None:
+    """Cut a growing log back to the size it had once, because what follows will be written again.
+
+    Raises StorageError when the file is shorter than that.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    if size < position:
+        raise StorageError(
+            f"{path} holds {size} bytes and is to go on from {position}; put the file of that run back or start a "
+            "fresh one"
+        )
+    if size > position:
+        with _named(path):
+            os.truncate(path, position)
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Number (from 1) and bytes of each line, its end kept."""
     try:
@@ -287,6 +303,16 @@ class RecordLog(Generic[R]):
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def position(self) -> int:
+        """Bytes on the disk; a log that is cut back to them holds what it holds now."""
+        return self._end
+
+    def rewind(self, position: int) -> None:
+        """Cut the log back to an earlier `position`. Raises StorageError when it is shorter."""
+        cut_back(self.path, position)
+        self._end = position
 
     def append(self, *items: R) -> None:
         """Write these records, all or none. Raises StorageError when one cannot be written or the disk is full."""

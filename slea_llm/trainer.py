@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,13 +13,14 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 
 from slea_llm import checkpoint, startup_checks
-from slea_llm.batching import collate
+from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
 from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, update_metrics
 from slea_llm.models.stats import token_stats
+from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
-from slea_llm.updates import Updater, UpdateReport, blank_batch, deal, to_device
+from slea_llm.updates import Updater, UpdateReport, deal, to_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,10 +39,12 @@ class Collector(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """The position in the data as JSON values, the same on every rank."""
+        """This rank's position in the data and in its logs, as JSON values."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a position; what this rank logged after it will be made again, and is cut off."""
+        ...
 
 
 class Crediter(Protocol):
@@ -69,12 +73,17 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """What is neither a setting of the recipe nor a part. `numerics`: the coarsest type of sampler and trainer."""
+    """What is neither a setting of the recipe nor a part.
+
+    `numerics`: the coarsest type of sampler and trainer. `reference`: whether credit or a loss reads the reference's
+    log-probabilities; if not, only the check before the first update makes that pass, and they are NaN afterwards.
+    """
 
     output_dir: Path
     seed: int
     pad_id: int
     numerics: Numerics = "float32"
+    reference: bool = True
     progress: bool = False
     report: Callable[[str], None] = field(default=lambda _line: None)
 
@@ -138,17 +147,15 @@ class Trainer:
         """
         last = self._settings.iterations if until is None else min(until, self._settings.iterations)
         self._start()
-        while self.iteration < last:
-            scored = self._collect()
-            stats = self._stats(scored)
-            experiences = self._credit(scored, stats)
-            stepped = self._update(experiences)
-            self._sync(stepped)
-            self._record()
-            self._save_when_due()
-        if self.iteration == self._settings.iterations:
-            for tracker in self._accelerator.trackers:
-                tracker.finish()
+        with closing(self._progress(last)) as progress:
+            while self.iteration < last:
+                scored = self._collect()
+                stats = self._stats(scored)
+                experiences = self._credit(scored, stats)
+                stepped = self._update(experiences)
+                self._sync(stepped)
+                progress.advance(*self._record())
+                self._save_when_due()
 
     def _start(self) -> None:
         """Say what will be done, and bring the sampler to the trainer's version."""
@@ -187,6 +194,7 @@ class Trainer:
 
     def _stats(self, scored: Sequence[ScoredTrajectory]) -> list[TokenStats]:
         """What the models say today of each dialogue, in order."""
+        first_check = self._unchecked and self.policy_version == 0
         with self._clock.phase("stats"):
             stats = token_stats(
                 self._model,
@@ -195,13 +203,14 @@ class Trainer:
                 policy_version=self.policy_version,
                 critic_version=self.update,
                 pad_id=self._options.pad_id,
+                reference=self._options.reference or first_check,
             )
         gap = startup_checks.sampler_gap(scored, stats, self._reducer)
         self._metrics |= {"sampler/gap_mean": gap.mean, "sampler/gap_max": gap.peak} if gap.tokens else {}
         if self._unchecked:
             self._report(startup_checks.check_sampler(gap, self._tolerances))
-            if self.policy_version == 0:
-                self._report(startup_checks.check_reference(stats, self._tolerances, self._reducer))
+        if first_check:
+            self._report(startup_checks.check_reference(stats, self._tolerances, self._reducer))
         return stats
 
     def _credit(
@@ -221,10 +230,7 @@ class Trainer:
             plan = self._plan(experiences)
             if self._unchecked:
                 self._report(self._check_gradients(plan[0][0]))
-            quiet = not (self._options.progress and self._accelerator.is_main_process)
-            for batches in tqdm(
-                plan, desc=f"iteration {self.iteration + 1}", unit="update", leave=False, disable=quiet
-            ):
+            for batches in plan:
                 report = self._updater.run([self._collate(rows) for rows in batches], train_policy=train_policy)
                 if self._unchecked:
                     line = startup_checks.check_first_update(report.kl, report.max_log_ratio, self._tolerances)
@@ -245,23 +251,20 @@ class Trainer:
         total, offset = int(sum(counts)), int(sum(counts[:rank]))
         if total < self._minibatches:
             raise TrainingError(f"{total} dialogues are left for {self._minibatches} minibatches; none would be whole")
-        plan = []
+        plan: list[list[list[AugmentedExperience]]] = []
         for epoch in range(self._settings.epochs):
             dealt = deal(total, self._minibatches, seed=(self._options.seed, self.iteration, epoch))
             own = dealt[offset : offset + len(experiences)]
             for minibatch in range(self._minibatches):
                 mine = [one for one, part in zip(experiences, own, strict=True) if part == minibatch]
-                # Neighbours of like length share a micro-batch: less padding, and the sums do not see the order.
-                mine.sort(key=lambda one: max(len(trace) for trace in one.scored.trajectory.traces))
-                size = self._settings.microbatch
-                plan.append([mine[start : start + size] for start in range(0, len(mine), size)])
+                plan.append(microbatches(mine, trajectories=self._settings.microbatch))
         most = self._reducer.max([float(len(batches)) for batches in plan])
         return [batches + [[]] * (int(count) - len(batches)) for batches, count in zip(plan, most, strict=True)]
 
     def _collate(self, rows: Sequence[AugmentedExperience]) -> Batch:
         streams = tuple(self._parts.crediting.streams)
         if not rows:
-            return blank_batch(streams=len(streams), pad_id=self._options.pad_id, dtype=self._dtype)
+            return blank(streams=len(streams), pad_id=self._options.pad_id, dtype=self._dtype)
         return collate(rows, streams=streams, pad_id=self._options.pad_id, dtype=self._dtype)
 
     def _check_gradients(self, rows: Sequence[AugmentedExperience]) -> str:
@@ -284,8 +287,8 @@ class Trainer:
                 f"the sampler serves policy version {served}, the trainer is at {self.policy_version}"
             )
 
-    def _record(self) -> None:
-        """One line of metrics, the same on every rank and written by the first; `seconds` are the first rank's own."""
+    def _record(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """One line of metrics, the same on every rank and written by the first; `seconds` are each rank's own."""
         metrics, self._metrics = self._metrics, {}
         seconds = self._clock.reset()
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
@@ -294,6 +297,7 @@ class Trainer:
             self._accelerator.log({**counters, **metrics, **timed}, step=self.iteration)
         if self._accelerator.is_main_process:
             self._log.append({**counters, "metrics": metrics, "seconds": seconds})
+        return metrics, seconds
 
     def _save_when_due(self) -> None:
         every, done = self._settings.save_every, self.iteration == self._settings.iterations
@@ -306,15 +310,16 @@ class Trainer:
         Raises StorageError when it cannot be written; what was there before is untouched.
         """
         with self._clock.phase("save"):
-            generators = gather_object([checkpoint.rng_state()])
+            own = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
+            ranks = gather_object([own])
             target = self.checkpoints / f"step-{self.iteration}"
             if self._accelerator.is_main_process:
-                checkpoint.write(self.checkpoints, self.iteration, self._snapshot(generators))
+                checkpoint.write(self.checkpoints, self.iteration, self._snapshot(ranks))
                 checkpoint.prune(self.checkpoints, keep=self._settings.keep_checkpoints)
             self._accelerator.wait_for_everyone()
         return target
 
-    def _snapshot(self, generators: Sequence[Mapping[str, Any]]) -> checkpoint.Snapshot:
+    def _snapshot(self, ranks: Sequence[Mapping[str, Any]]) -> checkpoint.Snapshot:
         weights: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in self._model.trainable_state().items():
             weights.setdefault(name.partition(".")[0], {})[name] = tensor
@@ -324,11 +329,10 @@ class Trainer:
             "update": self.update,
             "policy_version": self.policy_version,
             "schedule": self._updater.scheduler.state_dict(),
-            "collector": dict(self._parts.collector.state()),
             "metrics_position": self._log.position,
             "recipe": self._recipe(),
         }
-        documents = {**optimizer.documents, "trainer": state, "rng": list(generators)}
+        documents = {**optimizer.documents, "trainer": state, "ranks": list(ranks)}
         return checkpoint.Snapshot(tensors={**optimizer.tensors, **weights}, documents=documents)
 
     def resume(self, folder: Path) -> None:
@@ -338,24 +342,25 @@ class Trainer:
         settings or by another number of processes.
         """
         snapshot = checkpoint.read(folder)
-        state, generators = snapshot.documents["trainer"], snapshot.documents["rng"]
+        state, ranks = snapshot.documents["trainer"], snapshot.documents["ranks"]
         self._check_recipe(state["recipe"], folder)
-        if len(generators) != self._reducer.world_size:
+        if len(ranks) != self._reducer.world_size:
             raise CheckpointError(
-                f"{folder} was written by {len(generators)} process(es), this run has {self._reducer.world_size}; "
+                f"{folder} was written by {len(ranks)} process(es), this run has {self._reducer.world_size}; "
                 "start as many"
             )
         weights = {key: value for key, value in snapshot.tensors.items() if key != "optimizer"}
         self._model.load_trainable_state({name: one for part in weights.values() for name, one in part.items()})
         checkpoint.restore_optimizer(self._updater.optimizer, self._named(), snapshot)
         self._updater.scheduler.load_state_dict(state["schedule"])
-        self._parts.collector.restore(state["collector"])
+        own = ranks[int(self._accelerator.process_index)]
+        self._parts.collector.restore(own["collector"])
         self.iteration, self.update = state["iteration"], state["update"]
         self.policy_version = state["policy_version"]
         if self._accelerator.is_main_process:
             self._log.rewind(state["metrics_position"])
         self._accelerator.wait_for_everyone()
-        checkpoint.restore_rng(generators[int(self._accelerator.process_index)])
+        checkpoint.restore_rng(own["rng"])
         self._report(f"resumed from {folder.name}: iteration {self.iteration}, policy version {self.policy_version}")
 
     def _recipe(self) -> dict[str, Any]:
@@ -378,6 +383,16 @@ class Trainer:
     def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [*self._model.policy_parameters(), *self._model.critic_parameters()]
 
+    def _progress(self, last: int) -> Progress:
+        return Progress(
+            total=last,
+            done=self.iteration,
+            episodes=self._rollout.episodes,
+            shown=self._options.progress and bool(self._accelerator.is_main_process),
+            report=self._report,
+        )
+
     def _report(self, line: str) -> None:
         if self._accelerator.is_main_process:
-            self._options.report(line)
+            with tqdm.external_write_mode():  # a bar on the screen steps aside
+                self._options.report(line)

@@ -57,7 +57,9 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers' callbacks 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, control
-        self._bar = tqdm(total=state.max_steps, desc="warm start", unit="update", disable=not self._progress)
+        self._bar = tqdm(
+            total=state.max_steps, desc="warm start", unit="update", disable=None if self._progress else True
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del args, state, control

@@ -196,33 +196,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **{field.name: getattr(batch, field.name).to(device) for field in fields(batch)})
 
 
-def blank_batch(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
-    """One row of two tokens without any unit of any loss: what a rank runs when it has fewer micro-batches than others.
-
-    It runs through the same modules as a real one, so gradients of 0 exist for every parameter and collectives match.
-    """
-    shape = (1, 2)
-    off = torch.zeros(shape, dtype=torch.bool)
-    zeros = torch.zeros(shape, dtype=dtype)
-    by_stream = torch.zeros((*shape, streams), dtype=dtype)
-    return Batch(
-        input_ids=torch.full(shape, pad_id),
-        attention_mask=torch.ones(shape, dtype=torch.bool),
-        policy_mask=off,
-        imitation_mask=off,
-        value_mask=off,
-        behaviour_logprobs=zeros,
-        proximal_logprobs=zeros,
-        reference_logprobs=zeros,
-        advantages=zeros,
-        weights=zeros,
-        returns=by_stream,
-        old_values=by_stream,
-        trajectory=torch.zeros(1, dtype=torch.int64),
-        trajectory_tokens=torch.zeros(1, dtype=dtype),
-    )
-
-
 def make_optimizer(groups: Mapping[str, list[nn.Parameter]], settings: TrainerSettings) -> torch.optim.Optimizer:
     """AdamW or SGD with one parameter group for the policy and one for the critic, each with its learning rate."""
     rates = {"policy": settings.learning_rate, "critic": settings.critic_learning_rate}

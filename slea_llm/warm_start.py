@@ -113,7 +113,9 @@ def scripted_dialogues(
 ) -> list[Trajectory]:
     """Dialogues between the scripted user and an expert that errs in `warm.error_rate` of its replies."""
     dialogues = []
-    for number in tqdm(range(warm.dialogues), desc="scripted dialogues", unit="dialogue", disable=not progress):
+    for number in tqdm(
+        range(warm.dialogues), desc="scripted dialogues", unit="dialogue", disable=None if progress else True
+    ):
         task = environment.task(number)
         expert = environment.expert(task, error_rate=warm.error_rate)
         dialogues.append(play(environment, user, expert, task, seed=seed + number, max_turns=max_turns))

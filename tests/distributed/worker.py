@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from slea_llm.distributed import make_accelerator
 from slea_llm.settings import TrainerSettings
+from slea_llm.storage import read_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support import loop, training
 
@@ -111,7 +112,7 @@ def rollouts(folder: Path, accelerator: Accelerator, *, engine: str) -> None:
         found = {
             "update": trainer.update,
             "served": trainer._parts.generator.policy_version,
-            "dialogues": [[one.trajectory.id, one.trajectory.policy_version] for one in log.scored],
+            "dialogues": [[one.trajectory.id, one.trajectory.policy_version] for one in read_scored(log.path)],
         }
     save_file(model.trainable_state(), folder / f"{engine}-rank{accelerator.process_index}.safetensors")
     (folder / f"{engine}-rank{accelerator.process_index}.json").write_text(json.dumps(found))

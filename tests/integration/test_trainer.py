@@ -167,6 +167,30 @@ def test_the_checks_are_said_once_and_in_words(model: PolicyCritic, tmp_path: Pa
     assert [line.startswith(start) for line, start in zip(said, beginnings, strict=True)] == [True] * 7
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_reference_runs_only_for_the_first_check_when_nothing_reads_it(
+    model: PolicyCritic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    passes: list[int] = []
+    run = PolicyCritic.reference_pass
+
+    def counted(self: PolicyCritic, *tensors: torch.Tensor) -> torch.Tensor:
+        passes.append(trainer.iteration)
+        return run(self, *tensors)
+
+    trainer = training.trainer(model, FAST, rounds(model), tmp_path, reference=reads)
+    monkeypatch.setattr(PolicyCritic, "reference_pass", counted)
+    trainer.run()
+    assert set(passes) == ({0, 1, 2, 3} if reads else {0})
+
+
+def test_lines_come_through_report_where_there_is_no_terminal(model: PolicyCritic, tmp_path: Path) -> None:
+    said: list[str] = []
+    training.trainer(model, FAST, rounds(model), tmp_path, report=said, progress=True).run()
+    assert said[-1].startswith("iteration 4 of 4, 32 dialogues: success 1.00 over the last 4, ")
+    assert "seconds: collect " in said[-1]
+
+
 def test_a_sampler_of_other_weights_is_refused(model: PolicyCritic, tmp_path: Path) -> None:
     shares = rounds(model)
     other = [[training.random_dialogue(np.random.default_rng(1), f"t{one}") for one in range(8)]]
@@ -263,6 +287,7 @@ def test_br_095_trackers_get_numbers_and_the_trainers_own_settings(model: Policy
     accelerator = Accelerator(cpu=True, log_with=[tracker])
     settings = dataclasses.replace(FAST, trackers=("kept",))
     training.trainer(model, settings, rounds(model), tmp_path, accelerator=accelerator).run()
+    accelerator.end_training()
     assert set(tracker.config) == {field.name for field in dataclasses.fields(TrainerSettings)} - {"trackers"}
     assert [step for step, _ in tracker.logged] == [1, 2, 3, 4]
     assert all(isinstance(value, int | float) for _, values in tracker.logged for value in values.values())

@@ -25,8 +25,8 @@ from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.rollout import Rollout
 from slea_llm.scoring import Scorer
 from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings, WarmStartSettings
+from slea_llm.storage import ScoredLog
 from slea_llm.trainer import Parts, Trainer, TrainerOptions
-from slea_llm.types import ScoredTrajectory
 from slea_llm.users.scripted import ScriptedUser
 from slea_llm.warm_start import messages_of, scripted_dialogues
 
@@ -46,20 +46,10 @@ def write_base(folder: Path) -> Path:
     return make_tiny(folder, texts, vocab_size=500, hidden=128, layers=1, heads=2, seed=1)
 
 
-class Memory:
-    """A log that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.scored: list[ScoredTrajectory] = []
-
-    def append(self, *scored: ScoredTrajectory) -> None:
-        self.scored += scored
-
-
 @contextlib.contextmanager
 def running(
     base: Path, output_dir: Path, settings: TrainerSettings, *, engine: str, accelerator: Accelerator
-) -> Iterator[tuple[Trainer, PolicyCritic, Memory]]:
+) -> Iterator[tuple[Trainer, PolicyCritic, ScoredLog]]:
     """Trainer, model and log of a run; the sampler is closed at the end."""
     model_settings = ModelSettings(base=str(base), lora_rank=8, lora_alpha=16, critic_rank=8)
     chat = ChatTokenizer(load_tokenizer(model_settings))
@@ -72,10 +62,12 @@ def running(
         stop_ids=chat.stop_ids,
         seed=0,
     )
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(generator.close)
         model = build(model_settings, streams=list(STREAMS), temperature=ROLLOUT.temperature, seed=0)
         environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
-        log = Memory()
+        rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
+        log = stack.enter_context(ScoredLog(output_dir / "rollouts" / f"rank{rank.index}.jsonl"))
         collector = OnlineCollector(
             environment=environment,
             rollout=Rollout(environment, user, generator, chat, ROLLOUT, environment_name="order_taking", seed=0),
@@ -83,7 +75,7 @@ def running(
             settings=ROLLOUT,
             seed=0,
             log=log,
-            rank=Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes)),
+            rank=rank,
         )
         parts = Parts(
             losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig())],
@@ -94,5 +86,3 @@ def running(
         pad = int(load_tokenizer(model_settings).pad_token_id)
         options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad)
         yield Trainer(model, settings, ROLLOUT, parts, accelerator=accelerator, options=options), model, log
-    finally:
-        generator.close()

@@ -139,6 +139,7 @@ def trainer(
     value_weight: float = 0.5,
     max_error_rate: float = 0.2,
     report: list[str] | None = None,
+    **options: Any,
 ) -> Trainer:
     """A trainer over recorded dialogues; as many episodes an iteration as the recording has."""
     accelerator = accelerator or fresh_accelerator()
@@ -160,5 +161,6 @@ def trainer(
             pad_id=PAD,
             numerics=numerics,  # type: ignore[arg-type]
             report=(report if report is not None else []).append,
+            **options,
         ),
     )

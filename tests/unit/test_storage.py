@@ -76,7 +76,7 @@ def test_every_line_is_strict_json_of_its_own(tmp_path: Path) -> None:
     assert json.loads(line)["turns"][0]["text"] == "a\u2028b\nc\r\x85\x1e"
 
 
-def test_a_log_grows_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_a_log_grows_and_goes_on_where_it_make(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.jsonl"
     with TrajectoryLog(path) as log:
         log.append(make("a"), make("b"))
@@ -361,6 +361,21 @@ def test_br_099_a_full_disk_leaves_what_was_there_and_nothing_half_written(tmp_p
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["log.jsonl", "step-10.jsonl"]
     assert [t.id for t in read_trajectories(tmp_path / "step-10.jsonl")] == ["10"]
     assert [t.id for t in read_trajectories(tmp_path / "log.jsonl")] == ["0", "small"]
+
+
+def test_a_log_goes_back_to_an_earlier_position_and_on_from_there(tmp_path: Path) -> None:
+    path, names = tmp_path / "log.jsonl", ("a", "b", "c", "d")
+    with TrajectoryLog(path) as log:
+        log.append(make("a"), make("b"))
+        position = log.position
+        log.append(make("torn away"), make("too"))
+    with TrajectoryLog(path) as log:
+        log.rewind(position)
+        log.append(*map(make, names[2:]))
+        assert log.position == path.stat().st_size
+        with pytest.raises(StorageError, match=rf"log\.jsonl holds {log.position} bytes"):
+            log.rewind(log.position + 1)
+    assert tuple(one.id for one in read_trajectories(path)) == names
 
 
 def interrupted_write(path: Path) -> None:

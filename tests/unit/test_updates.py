@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from slea_llm.batching import blank
 from slea_llm.errors import TrainingError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import TrainerSettings
 from slea_llm.types import Batch, LossValue, ModelOutputs
-from slea_llm.updates import Updater, blank_batch, deal
+from slea_llm.updates import Updater, deal
 
 
 class Scale(nn.Module):
@@ -76,10 +77,10 @@ class Alone:
 
 
 def batch(values: Sequence[float], *, trained: bool = True) -> Batch:
-    blank = blank_batch(streams=1, pad_id=0, dtype=torch.float64)
+    empty = blank(streams=1, pad_id=0, dtype=torch.float64)
     row = torch.tensor([list(values)], dtype=torch.float64)
     mask = torch.full(row.shape, trained)
-    return dataclasses.replace(blank, advantages=row, policy_mask=mask, proximal_logprobs=row.clone())
+    return dataclasses.replace(empty, advantages=row, policy_mask=mask, proximal_logprobs=row.clone())
 
 
 def updater(model: Scale, *, losses: Sequence[Any] | None = None, **changes: Any) -> Updater:
@@ -117,7 +118,7 @@ def test_accumulation_equals_the_big_batch(pieces: list[list[float]]) -> None:
 def test_a_dummy_micro_batch_changes_nothing() -> None:
     plain, padded = Scale(), Scale()
     updater(plain).run([batch([1, 2])], train_policy=True)
-    updater(padded).run([batch([1, 2]), blank_batch(streams=1, pad_id=0, dtype=torch.float64)], train_policy=True)
+    updater(padded).run([batch([1, 2]), blank(streams=1, pad_id=0, dtype=torch.float64)], train_policy=True)
     assert plain.w.item() == padded.w.item()
 
 
