@@ -193,9 +193,13 @@ class CreditAssigner(Protocol):
 
 
 class LossTerm(Protocol):
-    """One loss over a Batch, with its own mask, weight and denominator."""
+    """One loss over a Batch, with its own mask, weight and denominator.
+
+    `reads_reference`: whether it reads `batch.reference_logprobs`, which are NaN in runs where nothing says so.
+    """
 
     name: ClassVar[str]
+    reads_reference: ClassVar[bool]
     weight: float
 
     def denominator(self, batch: Batch) -> torch.Tensor:

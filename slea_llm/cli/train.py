@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     accelerator.wait_for_everyone()
     with quiet_third_parties(output / "logs" / f"rank{accelerator.process_index}.log"):
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
+        accelerator.end_training()
     return 0
 
 
@@ -107,13 +108,13 @@ class TrainingRun:
             rank=self._rank,
             before=before,
         )
-        bf16 = recipe.trainer.precision == "bf16" or recipe.model.dtype == "bfloat16"
+        losses = compose.losses(recipe)
         return Trainer(
             model,
             recipe.trainer,
             recipe.rollout,
             Parts(
-                losses=compose.losses(recipe),
+                losses=losses,
                 collector=collector,
                 crediting=compose.crediting(recipe),
                 generator=session.generator,
@@ -123,7 +124,8 @@ class TrainingRun:
                 output_dir=self._output,
                 seed=recipe.run.seed,
                 pad_id=session.pad_id,
-                numerics="bfloat16" if bf16 else "float32",
+                numerics="bfloat16" if recipe.trainer.precision == "bf16" else recipe.model.dtype,
+                reference=recipe.kl_in_reward > 0 or any(term.reads_reference for term in losses),
                 progress=main,
                 report=say,
             ),

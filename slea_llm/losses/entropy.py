@@ -24,6 +24,7 @@ class EntropyLoss:
 
     Config: ClassVar = EntropyConfig
     name: ClassVar[str] = "entropy"
+    reads_reference: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
     metrics: ClassVar[Mapping[str, str]] = MappingProxyType({"entropy": "mean entropy in nats"})
 

@@ -45,6 +45,7 @@ class PpoLoss:
 
     Config: ClassVar = PpoConfig
     name: ClassVar[str] = "ppo"
+    reads_reference: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
     metrics: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

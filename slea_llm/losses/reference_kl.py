@@ -28,6 +28,7 @@ class ReferenceKlLoss:
 
     Config: ClassVar = ReferenceKlConfig
     name: ClassVar[str] = "reference_kl"
+    reads_reference: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()
     metrics: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

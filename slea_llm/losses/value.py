@@ -27,6 +27,7 @@ class ValueLoss:
 
     Config: ClassVar = ValueConfig
     name: ClassVar[str] = "value"
+    reads_reference: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
     metrics: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

@@ -342,6 +342,13 @@ def test_every_metric_is_documented(term: Any) -> None:
     assert set(value.metrics) <= set(term.metrics)
 
 
+@pytest.mark.parametrize("term", TERMS)
+def test_a_term_that_does_not_say_so_never_reads_the_reference(term: Any) -> None:
+    batch = batch_of([[0, 1, 1]], reference_logprobs=[[math.nan] * 3], advantages=[[0.0, 1.0, -1.0]])
+    outputs = outputs_of(tensor([[0.0, -0.5, -0.7]]))
+    assert math.isnan(float(term(outputs, batch).total)) == term.reads_reference
+
+
 def test_masked_sum_of_an_empty_mask_is_zero() -> None:
     assert float(masked_sum(tensor([[math.nan]]), torch.tensor([[False]]))) == 0.0
 
