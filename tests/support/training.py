@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
-from slea_llm.interfaces import WeightSource
+from slea_llm.interfaces import LossTerm, WeightSource
 from slea_llm.losses.ppo import PpoConfig, PpoLoss
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.policy import PolicyCritic, build
@@ -137,6 +137,7 @@ def trainer(
     *,
     accelerator: Accelerator | None = None,
     value_weight: float = 0.5,
+    more_losses: Sequence[LossTerm] = (),
     max_error_rate: float = 0.2,
     report: list[str] | None = None,
     **options: Any,
@@ -149,7 +150,7 @@ def trainer(
         settings,
         RolloutSettings(episodes=sum(len(share) for share in shares[0]), max_error_rate=max_error_rate),
         Parts(
-            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig(weight=value_weight))],
+            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig(weight=value_weight)), *more_losses],
             collector=Recording(shares, rank=int(accelerator.process_index)),
             crediting=crediting(),
             generator=SilentGenerator(),

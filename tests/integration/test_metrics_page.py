@@ -1,0 +1,64 @@
+"""docs/metrics.md lists exactly the names that a run emits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slea_llm import registry
+from slea_llm.evaluation import EvaluationReport
+from slea_llm.interfaces import LossTerm
+from slea_llm.settings import TrainerSettings
+from tests.support import training
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PLACEHOLDERS = {
+    r"credit/unscored/\w+": "credit/unscored/<evaluator>",
+    r"credit/share/\w+": "credit/share/<part>",
+    r"credit/\w+/(advantage_\w+|explained_variance)": r"credit/<stream>/\1",
+}
+
+
+@pytest.fixture
+def emitted(tmp_path: Path) -> set[str]:
+    """Every name in the metrics of two iterations with all loss terms, as the page writes it."""
+    model = training.policy(training.write_base(tmp_path / "base"))
+    rng = np.random.default_rng(0)
+    recorded = [
+        [training.sampled_by(model, [training.random_dialogue(rng, f"{n}.{k}") for k in range(4)])] for n in "ab"
+    ]
+    settings = TrainerSettings(iterations=2, epochs=1, minibatch=4, microbatch=2, save_every=1)
+    components = [registry.load("loss", name) for name in sorted(registry.ROWS["loss"].keys() - {"ppo", "value"})]
+    losses: list[LossTerm] = [component(component.Config()) for component in components]
+    training.trainer(model, settings, recorded, tmp_path / "run", more_losses=losses).run()
+    names: set[str] = set()
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        names |= {f"seconds/{phase}" for phase in record.pop("seconds")}
+        names |= record.pop("metrics").keys() | record.keys()
+    for pattern, placeholder in PLACEHOLDERS.items():
+        names = {re.sub(rf"^{pattern}$", placeholder, name) for name in names}
+    return names
+
+
+def documented() -> list[str]:
+    """The names in the first column of every table."""
+    cells = [line.split("|")[1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_metric_is_described_and_every_description_is_of_a_metric(emitted: set[str]) -> None:
+    assert sorted(documented()) == sorted(emitted)
+
+
+def test_the_page_names_every_field_of_an_evaluation() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Evaluations")[2]
+    missing = {field.name for field in dataclasses.fields(EvaluationReport)} - set(re.findall(r"`(\w+)`", section))
+    assert not missing
