@@ -55,7 +55,7 @@ def test_dropout_is_switched_off_in_modules_and_attributes() -> None:
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_br091_code_that_comes_with_a_model_is_not_run_unless_the_flag_says_so(folder: Path, file: str) -> None:
+def test_br_091_code_that_comes_with_a_model_is_not_run_unless_the_flag_says_so(folder: Path, file: str) -> None:
     mark = folder / "MARK"
     (folder / "odd.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Odd: pass\n")
     key = "AutoTokenizer" if file.startswith("tokenizer") else "AutoModelForCausalLM"
@@ -95,7 +95,7 @@ def test_padding_is_the_end_token_where_a_tokenizer_has_no_other(folder: Path) -
         load_tokenizer(ModelSettings(base=str(folder)))
 
 
-def test_br036_a_tokenizer_with_more_entries_than_embeddings_is_refused(folder: Path) -> None:
+def test_br_036_a_tokenizer_with_more_entries_than_embeddings_is_refused(folder: Path) -> None:
     settings = ModelSettings(base=str(folder))
     tokenizer, model = load_tokenizer(settings), load_base(settings)
     check_vocabulary(tokenizer, model)

@@ -317,7 +317,7 @@ def test_logged_text_has_no_stats(base: Path) -> None:
 # ---- adapters in and out ---------------------------------------------------------------------------------------------
 
 
-def test_br031_br033_the_saved_adapter_reloads_in_peft_as_what_was_trained(base: Path, tmp_path: Path) -> None:
+def test_br_031_br_033_the_saved_adapter_reloads_in_peft_as_what_was_trained(base: Path, tmp_path: Path) -> None:
     model = shaken(made(base, declared_base="org/base-0.5b", revision=None))
     folder = model.save_adapter(tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -337,7 +337,7 @@ def test_br031_br033_the_saved_adapter_reloads_in_peft_as_what_was_trained(base:
     assert np.abs(untrained - trained).max() > 1e-3
 
 
-def test_br033_two_exports_are_byte_identical(base: Path, tmp_path: Path) -> None:
+def test_br_033_two_exports_are_byte_identical(base: Path, tmp_path: Path) -> None:
     model = shaken(made(base))
     folders = [model.save_adapter(tmp_path / name) for name in ("one", "two")]
     files = sorted(path.name for path in folders[0].iterdir())
@@ -345,7 +345,7 @@ def test_br033_two_exports_are_byte_identical(base: Path, tmp_path: Path) -> Non
     assert all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in files)
 
 
-def test_br029_heads_survive_a_reload_and_a_missing_head_is_an_error(base: Path, tmp_path: Path) -> None:
+def test_br_029_heads_survive_a_reload_and_a_missing_head_is_an_error(base: Path, tmp_path: Path) -> None:
     model = made(base)
     with torch.no_grad():
         for name, parameter in model.critic_parameters():
@@ -368,7 +368,7 @@ def test_br029_heads_survive_a_reload_and_a_missing_head_is_an_error(base: Path,
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_br034_merged_weights_are_the_trained_policy_in_the_base_type(base: Path, dtype: str) -> None:
+def test_br_034_merged_weights_are_the_trained_policy_in_the_base_type(base: Path, dtype: str) -> None:
     model = shaken(made(base, dtype=dtype), scale=0.05)
     before = model.trainable_state()
     merged = dict(model.merged_weights())
@@ -387,7 +387,7 @@ def test_br034_merged_weights_are_the_trained_policy_in_the_base_type(base: Path
     assert changed == {name for name in merged if "_proj" in name}
 
 
-def test_br027_after_a_warm_start_the_reference_is_the_starting_adapter(base: Path, tmp_path: Path) -> None:
+def test_br_027_after_a_warm_start_the_reference_is_the_starting_adapter(base: Path, tmp_path: Path) -> None:
     start = shaken(made(base)).save_adapter(tmp_path / "start")
     model = made(base, adapter=str(start))
     for stat in stats_of(model):

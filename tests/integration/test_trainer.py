@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from accelerate.tracking import GeneralTracker
 from slea_llm import checkpoint
 from slea_llm.errors import CheckpointError, ConfigError, StartupCheckError, TrainingError
 from slea_llm.models.policy import PolicyCritic
+from slea_llm.records import decode_scored, encode_scored
 from slea_llm.settings import TrainerSettings
 from slea_llm.trainer import Trainer
 from slea_llm.types import ScoredTrajectory
@@ -143,6 +144,37 @@ def test_br_029_a_checkpoint_without_a_value_head_is_refused(base: Path, tmp_pat
     headless = checkpoint.write(tmp_path / "headless", 1, dataclasses.replace(snapshot, tensors=tensors))
     with pytest.raises(CheckpointError, match="value_head"):
         training.trainer(other, FAST, shares, tmp_path).resume(headless)
+
+
+class Queue(training.Recording):
+    """A collector that holds finished dialogues which no update has drawn yet."""
+
+    def __init__(self, waiting: list[ScoredTrajectory]) -> None:
+        super().__init__([[waiting]])
+        self.waiting = waiting
+
+    def state(self) -> dict[str, Any]:
+        return {"waiting": [encode_scored(one) for one in self.waiting]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.waiting = [decode_scored(one) for one in state["waiting"]]
+
+
+def test_br_055_what_a_collector_still_holds_is_in_the_checkpoint(base: Path, tmp_path: Path) -> None:
+    """There is no replay buffer yet: what is kept is whatever state a collector has, finished dialogues included."""
+    model = training.policy(base)
+    rng = np.random.default_rng(0)
+    five = [training.random_dialogue(rng, f"t{number}") for number in range(1, 6)]
+    aged = [dataclasses.replace(one.trajectory, policy_version=number) for number, one in enumerate(five)]
+    queue = Queue([dataclasses.replace(one, trajectory=old) for one, old in zip(five, aged, strict=True)])
+    del queue.waiting[:2]
+    shares = [[five + five[:3]]]
+    folder = training.trainer(model, FAST, shares, tmp_path, collector=queue).save()
+    emptied = Queue([])
+    training.trainer(model, FAST, shares, tmp_path, collector=emptied).resume(folder)
+    assert [one.trajectory.id for one in emptied.waiting] == ["t3", "t4", "t5"]
+    assert [one.trajectory.policy_version for one in emptied.waiting] == [2, 3, 4]
+    assert emptied.waiting == queue.waiting
 
 
 def test_a_checkpoint_of_other_settings_is_refused(base: Path, tmp_path: Path) -> None:

@@ -118,12 +118,13 @@ class ToyUser:
 
 @dataclass(kw_only=True)
 class ToyGenerator:
-    """Samples what `reply(request)` gives; the log-probability of token i of a reply is -(i + 1) / 8."""
+    """Samples what `reply(request)` gives; `logprobs` are those of a reply's tokens, by default -1/8, -2/8, ..."""
 
     reply: Callable[[GenerationRequest], Sequence[int]]
     stop_ids: frozenset[int]
     policy_version: int = 0
     requests: list[GenerationRequest] = field(default_factory=list)
+    logprobs: Sequence[float] = tuple(-(i + 1) / 8 for i in range(64))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
@@ -132,7 +133,7 @@ class ToyGenerator:
         reason: FinishReason = "stop" if ids and ids[-1] in self.stop_ids else "length"
         return Generation(
             token_ids=ids,
-            logprobs=tuple(-(i + 1) / 8 for i in range(len(ids))),
+            logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=reason,
             policy_version=self.policy_version,
         )

@@ -20,7 +20,7 @@ from slea_llm.models.policy import PolicyCritic, build
 from slea_llm.models.stats import token_stats
 from slea_llm.models.tiny import make_tiny
 from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings
-from slea_llm.trainer import Parts, Trainer, TrainerOptions
+from slea_llm.trainer import Collector, Parts, Trainer, TrainerOptions
 from slea_llm.types import Generation, GenerationRequest, ScoredTrajectory, StepKind
 from tests.support.experience import dialogue
 
@@ -139,6 +139,7 @@ def trainer(
     value_weight: float = 0.5,
     more_losses: Sequence[LossTerm] = (),
     max_error_rate: float = 0.2,
+    collector: Collector | None = None,
     report: list[str] | None = None,
     **options: Any,
 ) -> Trainer:
@@ -151,7 +152,7 @@ def trainer(
         RolloutSettings(episodes=sum(len(share) for share in shares[0]), max_error_rate=max_error_rate),
         Parts(
             losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig(weight=value_weight)), *more_losses],
-            collector=Recording(shares, rank=int(accelerator.process_index)),
+            collector=collector or Recording(shares, rank=int(accelerator.process_index)),
             crediting=crediting(),
             generator=SilentGenerator(),
         ),

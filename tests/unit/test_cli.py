@@ -38,6 +38,21 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert f"slea {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "override", ["hub_token=hf_0000FAKE", "model.revision=hf_0000FAKE", "run.output_dir=wk-0000FAKE"]
+)
+def test_br_095_a_secret_given_as_an_override_is_refused_and_never_printed(
+    override: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "wk-0000FAKE")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(find("recipes", "order_taking_tiny.yaml")), override]) == 2
+    printed = capfd.readouterr()
+    assert override.partition("=")[0] in printed.err
+    assert "0000FAKE" not in printed.out + printed.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     prepare_folder(folder, fresh=False)

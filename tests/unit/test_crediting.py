@@ -263,6 +263,13 @@ def test_reference_kl_is_charged_token_by_token() -> None:
     close(rewards["reference_kl"] + rewards["outcome"], [-0.01, 0.01, 1])
 
 
+def test_br_025_the_reward_falls_where_the_policy_is_above_its_reference() -> None:
+    one = dialogue([[("reply", 2)]])
+    stats = stats_of(one, {"s": [0.0] * 2}, log_ratio=[-1.0 + 1.5, -2.0 + 1.8])
+    stream = StreamSettings(sources=("reference_kl",))
+    close(crediting({"s": stream}, kl_coef=0.1).rewards(one, stats, progress=0.0)["s"]["reference_kl"], [-0.05, 0.02])
+
+
 def test_augmenters_pay_by_progress_and_only_leaf_steps() -> None:
     one = dialogue([[("thought", 1), ("reply", 2)]])
     stats = stats_of(one, {"s": [0.0] * 3})

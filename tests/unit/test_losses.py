@@ -131,7 +131,7 @@ def test_decoupled_loss_weights_by_the_sampler_and_clips_by_the_proximal_policy(
     assert each([5.2], 1.5) == pytest.approx([1.8], abs=1e-6)  # the coupled ratio, for comparison
 
 
-def test_br105_replayed_tokens_are_clipped_against_the_policy_that_sampled_them() -> None:
+def test_br_105_replayed_tokens_are_clipped_against_the_policy_that_sampled_them() -> None:
     """Coupled: the stored log-probability is the proximal one. Decoupled: what is left is in the weight, never lost."""
     coupled = batch_of([[1.0]], proximal_logprobs=[[-1.0]], behaviour_logprobs=[[-1.0]], advantages=[[1.0]])
     term = PpoLoss(PpoLoss.Config(clip_high=0.2))
@@ -217,7 +217,7 @@ def test_kl_estimators_of_a_whole_distribution() -> None:
     assert means == pytest.approx([0.02526715, 0.02486241, 0.02526715], abs=1e-6)
 
 
-def test_br025_kl_estimators_have_the_right_sign() -> None:
+def test_br_025_kl_estimators_have_the_right_sign() -> None:
     log_ratio = tensor([-1.0, -2.0]) - tensor([-1.5, -1.8])
     assert k1(log_ratio).tolist() == pytest.approx([0.5, -0.2], abs=1e-6)
     assert k2(log_ratio).tolist() == pytest.approx([0.125, 0.02], abs=1e-6)
@@ -250,7 +250,7 @@ def test_k1_is_refused_as_a_loss_with_the_reason() -> None:
         ReferenceKlLoss(ReferenceKlLoss.Config(estimator="k4"))
 
 
-def test_br046_short_micro_batches_get_no_extra_weight() -> None:
+def test_br_046_short_micro_batches_get_no_extra_weight() -> None:
     term = ValueLoss(ValueLoss.Config())
     pieces = [batch_of([[1.0] * 4]), batch_of([[1.0]])]
     values = [tensor([[[math.sqrt(2)]] * 4]).view(1, 4, 1), tensor([[[math.sqrt(8)]]])]  # losses 1, 1, 1, 1 and 4
@@ -263,7 +263,7 @@ def test_br046_short_micro_batches_get_no_extra_weight() -> None:
 
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: type(term).__name__)
-def test_br021_no_trained_token_gives_zero_not_nan(term: Any) -> None:
+def test_br_021_no_trained_token_gives_zero_not_nan(term: Any) -> None:
     batch = batch_of([[0.0, 0.0]], advantages=[[0.3, 0.4]])
     logprobs = tensor([[-0.3, -0.4]]).requires_grad_()
     value = term(outputs_of(logprobs), batch)

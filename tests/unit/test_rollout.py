@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -183,8 +184,10 @@ def spelled(vocab: dict[str, int], template: str = ECHO) -> PreTrainedTokenizerF
     return tokenizer
 
 
-def run_ids(chat: ChatTokenizer, replies: Sequence[Sequence[int]], *, system: str) -> tuple[Trajectory, ToyGenerator]:
-    generator = ToyGenerator(reply=lambda request: replies[request.key[2]], stop_ids=chat.stop_ids)
+def run_ids(
+    chat: ChatTokenizer, replies: Sequence[Sequence[int]], *, system: str, **sampler: Any
+) -> tuple[Trajectory, ToyGenerator]:
+    generator = ToyGenerator(reply=lambda request: replies[request.key[2]], stop_ids=chat.stop_ids, **sampler)
     settings = replace(SETTINGS, max_turns=len(replies))
     (trajectory,) = played(chat, generator, toy_task(1, system=system), settings=settings)
     return trajectory, generator
@@ -220,11 +223,14 @@ def test_br_005_earlier_thoughts_are_appended_or_split_and_trained_once(thoughts
 
 def test_br_007_sampled_ids_are_trained_and_prompted_as_they_are() -> None:
     chat = ChatTokenizer(spelled({"trans": 1, "fer": 2, "transfer": 3, "be": 4, "hi": 5, "yes": 6, "<|im_end|>": 9}))
-    trajectory, generator = run_ids(chat, [[1, 2, 9], [1, 2, 9]], system="be")
+    logprobs = [-0.4, -0.9, -0.1]
+    trajectory, generator = run_ids(chat, [[1, 2, 9], [1, 2, 9]], system="be", logprobs=logprobs)
     assert trajectory.turns[0].text == "transfer"
     assert chat.reply_parts("transfer") == ["transfer"]
     assert chat.encode_reply("transfer") == (3, 9)
     assert trained(trajectory) == [(1, 2, 9), (1, 2, 9)]
+    (trace,) = trajectory.traces
+    assert [p for p, mine in zip(trace.logprobs, trace.sampled_mask, strict=True) if mine] == logprobs * 2
     assert generator.requests[1].prompt_ids == (4, 5, 1, 2, 9, 6)
     assert trajectory.provenance["retokenised"] == 0
 

@@ -74,7 +74,7 @@ def test_piecewise_logits_equal_all_at_once(temperature: float, monkeypatch: pyt
         assert torch.allclose(one, other, atol=1e-12)
 
 
-def test_br044_log_probability_is_that_of_the_tempered_distribution() -> None:
+def test_br_044_log_probability_is_that_of_the_tempered_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     logprob, _ = project_logprobs(
         logits, torch.tensor([0]), head=nn.Identity(), vocabulary=3, temperature=0.5, dtype=torch.float32
