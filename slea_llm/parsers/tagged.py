@@ -183,15 +183,14 @@ class TaggedParser:
 
 
 def _without_blanks(text: str, segments: Sequence[_Segment]) -> list[_Segment]:
-    """Give blank segments and leading white space to the segment before; at the start of the text to the one after."""
+    """Give blank segments and leading lines to the segment before; at the start of the text to the one after."""
     merged: list[_Segment] = []
     start = 0
     for segment in segments:
         content = text[segment.start : segment.end]
-        blank = len(content) - len(content.lstrip())
-        if blank == len(content):
+        if not content.strip():
             continue
-        begin = segment.start + blank if merged else start
+        begin = segment.start + _border(content, 0) if merged else start
         if merged:
             merged[-1] = merged[-1]._replace(end=begin)
         merged.append(_Segment(segment.kind, begin, segment.end, segment.label))
@@ -199,6 +198,17 @@ def _without_blanks(text: str, segments: Sequence[_Segment]) -> list[_Segment]:
         return [_Segment("reply", 0, len(text), None)]
     merged[-1] = merged[-1]._replace(end=len(text))
     return merged
+
+
+def _border(text: str, position: int) -> int:
+    """Where the next step begins, given that white space begins at `position`.
+
+    Line ends stay with the step before. Blanks in front of a word go with the word, as tokenizers glue them to it: the
+    token that opens a step would else be counted, and credited, to the step before.
+    """
+    blank = _BLANK.match(text, position)
+    end = blank.end() if blank else position
+    return text.rfind("\n", position, end) + 1 or position
 
 
 def _token_spans(turn: Turn, cuts: Sequence[int], starts: Sequence[int] | None) -> list[TokenSpan | None]:
@@ -218,7 +228,8 @@ def _token_spans(turn: Turn, cuts: Sequence[int], starts: Sequence[int] | None) 
 
 _NO_END = re.compile(r"(?:^|[\s(])(?:e\.g|i\.e|vs|cf|approx|mr|mrs|ms|dr|prof)$", re.IGNORECASE)
 _LIST_MARK = re.compile(r"\s*[(]?(?:\d{1,3}|[A-Za-z])")
-_END = re.compile(r"\n\s*|(?:[.!?]+[\"'”’)\]]*|…+)\s+|[。！？；]+[”’」』）》]*\s*")
+_BLANK = re.compile(r"\s*")
+_END = re.compile(r"(?:\n|(?:[.!?]+[\"'”’)\]]*|…+)(?=\s)|[。！？；]+[”’」』）》]*)(\s*)")
 _WHOLE = re.compile(
     r"```[\s\S]*?(?:```|\Z)"  # fenced code
     r"|`[^`\n]+`"  # code in a line
@@ -228,7 +239,7 @@ _BRACES = re.compile(r'"(?:\\.|[^"\\\n])*"|[{}\[\]]')
 
 
 def sentence_cuts(text: str, start: int = 0, end: int | None = None) -> list[int]:
-    """Where sentences and lines of `text[start:end]` begin, the first one left out; white space stays with the left.
+    """Where sentences and lines of `text[start:end]` begin, the first one left out; line ends stay with the left.
 
     Code blocks, code in a line, URLs and bracketed JSON are never cut; nor is a point without white space after it
     (3.14, v1.2.3, a.b@c.de, /etc/x.conf), nor one after a list number or a usual abbreviation.
@@ -238,7 +249,7 @@ def sentence_cuts(text: str, start: int = 0, end: int | None = None) -> list[int
     cuts: list[int] = []
     last, upcoming = start, 0
     for match in _END.finditer(text, start, end):
-        cut = match.end()
+        cut = _border(text, match.start(1) - (text[match.start()] == "\n"))
         while upcoming < len(whole) and whole[upcoming][1] <= match.start():
             upcoming += 1
         if upcoming < len(whole) and whole[upcoming][0] < cut and match.start() < whole[upcoming][1]:

@@ -32,7 +32,7 @@ def cut(text: str, finish_reason: FinishReason = "stop") -> list[tuple[str, str]
         ("plain", [("reply", "plain")]),
         ("", [("reply", "")]),
         (" \n", [("reply", " \n")]),
-        ("<THINKING>a</Thinking> b ", [("thought", "<THINKING>a</Thinking> "), ("reply", "b ")]),
+        ("<THINKING>a</Thinking> b ", [("thought", "<THINKING>a</Thinking>"), ("reply", " b ")]),
         ("<reasoning>a</reasoning>b", [("thought", "<reasoning>a</reasoning>"), ("reply", "b")]),
         ("<think>a</thinking>b", [("thought", "<think>a</thinking>"), ("reply", "b")]),
         (
@@ -41,7 +41,7 @@ def cut(text: str, finish_reason: FinishReason = "stop") -> list[tuple[str, str]
         ),
         (
             "ok <tool_call>{}</tool_call> bye",
-            [("reply", "ok "), ("tool_call", "<tool_call>{}</tool_call> "), ("reply", "bye")],
+            [("reply", "ok "), ("tool_call", "<tool_call>{}</tool_call>"), ("reply", " bye")],
         ),
         ("\n<think>a</think>", [("thought", "\n<think>a</think>")]),
         ("<think></think>b", [("thought", "<think></think>"), ("reply", "b")]),
@@ -167,14 +167,14 @@ def test_what_must_stay_whole_is_not_cut(whole: str) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("A b. C d! E?", ["A b. ", "C d! ", "E?"]),
-        ("One\nTwo\n\n Three", ["One\n", "Two\n\n ", "Three"]),
+        ("A b. C d! E?", ["A b.", " C d!", " E?"]),
+        ("One\nTwo\n\n Three", ["One\n", "Two\n\n", " Three"]),
         ("缺地址。问吧！好吗？行", ["缺地址。", "问吧！", "好吗？", "行"]),
         ("他说“好。”然后走。", ["他说“好。”", "然后走。"]),
-        ('He said "go." Then left.', ['He said "go." ', "Then left."]),
-        ("See https://a.example/b. Then go", ["See https://a.example/b. ", "Then go"]),
+        ('He said "go." Then left.', ['He said "go."', " Then left."]),
+        ("See https://a.example/b. Then go", ["See https://a.example/b.", " Then go"]),
         ("1. A is told.\n2. B is missing.\n", ["1. A is told.\n", "2. B is missing.\n"]),
-        ("Wait... what", ["Wait... ", "what"]),
+        ("Wait... what", ["Wait...", " what"]),
     ],
 )
 def test_sentences_and_lines(text: str, pieces: list[str]) -> None:
@@ -186,11 +186,20 @@ def test_split_thoughts_keep_their_tags_and_leave_replies_whole() -> None:
     text = "<think>\nNeed dish. Need address.\n</think>\nWhat dish? Where?"
     steps = parse(text, parser=SENTENCES)
     assert [(step.kind, step.text) for step in steps] == [
-        ("thought", "<think>\nNeed dish. "),
-        ("thought", "Need address.\n</think>\n"),
+        ("thought", "<think>\nNeed dish."),
+        ("thought", " Need address.\n</think>\n"),
         ("reply", "What dish? Where?"),
     ]
     assert [step.index for step in steps] == [0, 1, 2]
+
+
+def test_a_token_that_begins_with_the_blank_before_a_word_opens_the_step_of_that_word() -> None:
+    """Tokenizers glue a blank to the word after it: ` Ask` decides what the second step is and must be its own."""
+    tokens = ["<think>", "Need", " dish", ".", " Ask", " dish", ".", "</think>", " What", "?", ""]
+    starts = [len("".join(tokens[:i])) for i in range(len(tokens))]
+    turn = Turn(index=0, context=(), text="".join(tokens), span=TokenSpan(0, 7, 7 + len(tokens)))
+    spans = [(step.tokens.start - 7, step.tokens.end - 7) for step in SENTENCES.parse(turn, "t", starts) if step.tokens]
+    assert spans == [(0, 4), (4, 8), (8, 11)]
 
 
 @st.composite
