@@ -141,7 +141,7 @@ class OrderEpisode:
     def system_prompt(self) -> tuple[Message, ...]:
         wording = self._language.prompt
         ending = "_with_values" if self._config.agent_writes_values else ""
-        slots = self._language.separator.join(self._language.slot_names[slot] for slot in self._goal)
+        slots = self._language.slot_list(self._goal)
         values = {"slots": slots, "call": wording["call" + ending], "call_rule": wording["call_rule" + ending]}
         text = self._prompt.render(**{name: values[name] for name in self._prompt.fields})
         return (Message(role="system", content=text),)

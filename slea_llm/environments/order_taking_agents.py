@@ -57,13 +57,22 @@ class OrderExpert:
         return errors
 
     def _say(self, act: str, state: State, rng: random.Random) -> str:
-        wording = self.languages[state["language"]].agents
+        language = self.languages[state["language"]]
+        wording = language.agents
         entry = wording["ask"][act] if act in SLOTS else wording[act]
         if act == "place":
             said = place_call(state["filled"] if self.writes_values else {})
         else:
             said = rng.choice(entry["replies"])
-        return f"<think>{entry['thought']}</think>{said}"
+        return f"<think>{_tracked(state, language)}{wording['gap']}{entry['thought']}</think>{said}"
+
+
+def _tracked(state: State, language: Language) -> str:
+    """The first sentence of a thought: what is still to come. True of the state even where the reply errs."""
+    tracks: Mapping[str, str] = language.agents["tracks"]
+    if state["missing"]:
+        return tracks["missing"].format(slots=language.slot_list(state["missing"]))
+    return tracks["whole"] if state["unconfirmed"] else tracks["agreed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,10 @@ class Language:
         self._read_back = {slots: (form,) for slots, form in self._data["read_back"].items()}
         self._compile()
 
+    def slot_list(self, slots: Iterable[str]) -> str:
+        """The names of slots as one says them in a row."""
+        return self.separator.join(self.slot_names[slot] for slot in slots)
+
     def _compile(self) -> None:
         data = self._data
         words = {normal(word): value for value, others in data["quantities"].items() for word in (value, *others)}
