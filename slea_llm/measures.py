@@ -1,4 +1,4 @@
-"""How well it went, with how much doubt: rates and intervals, curves, and the quality of a predictor.
+"""How well it went, with how much doubt: rates and their intervals, and curves of one run or of several.
 
 Nothing here knows of dialogues; every function takes plain numbers.
 """
@@ -169,50 +169,3 @@ def steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float, *
     windows = range(len(reached) - in_a_row + 1)
     sustained = next((xs[start] for start in windows if all(reached[start : start + in_a_row])), None)
     return Crossing(first=xs[at], interpolated=interpolated, sustained=sustained)
-
-
-def explained_variance(targets: ArrayLike, values: ArrayLike) -> float | None:
-    """1 - Var(target - value) / Var(target): 1 perfect, 0 no better than a constant. None when no target differs."""
-    target, value = _paired(targets, values)
-    spread = float(target.var())
-    return None if spread == 0.0 else 1.0 - float((target - value).var()) / spread
-
-
-def brier(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """Mean squared error of predicted probabilities."""
-    probability, outcome = _paired(probabilities, outcomes)
-    return float(np.square(probability - outcome).mean())
-
-
-def cross_entropy(probabilities: ArrayLike, outcomes: ArrayLike, *, floor: float = 1e-12) -> float:
-    """Binary cross-entropy in nats; probabilities are kept `floor` away from 0 and 1."""
-    probability, outcome = _paired(probabilities, outcomes)
-    kept = np.clip(probability, floor, 1.0 - floor)
-    return float(-(outcome * np.log(kept) + (1.0 - outcome) * np.log1p(-kept)).mean())
-
-
-def auc(scores: ArrayLike, outcomes: ArrayLike) -> float | None:
-    """Chance that a positive scores above a negative, ties counting one half; None with one class only."""
-    score, outcome = _paired(scores, outcomes)
-    positive = outcome > 0.5
-    positives = int(positive.sum())
-    negatives = positive.size - positives
-    if positives == 0 or negatives == 0:
-        return None
-    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
-    return float((ranks[positive].sum() - positives * (positives + 1) / 2.0) / (positives * negatives))
-
-
-def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = 10) -> float:
-    """Expected calibration error over bins of equal width, [0, 1/bins) to [1 - 1/bins, 1] (Naeini et al. 2015)."""
-    probability, outcome = _paired(probabilities, outcomes)
-    place = np.minimum((probability * bins).astype(np.intp), bins - 1)
-    gaps = np.bincount(place, weights=probability - outcome, minlength=bins)
-    return float(np.abs(gaps).sum() / probability.size)
-
-
-def _paired(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
-    left, right = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    _require(left.shape == right.shape and left.size > 0, f"shapes {left.shape} and {right.shape} do not pair")
-    return left, right

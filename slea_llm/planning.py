@@ -27,7 +27,6 @@ class Launch:
 
     processes: int = 1
     kind: str = "NO"
-    zero_stage: int = 0
 
     @classmethod
     def read(cls, path: Path) -> Launch:
@@ -50,11 +49,7 @@ class Launch:
             raise UnsupportedError(
                 f"{path}: FSDP version 1 cannot hold an adapter that trains over a frozen base; use 2"
             )
-        return cls(
-            processes=int(document.get("num_processes", 1)),
-            kind=kind,
-            zero_stage=int((document.get("deepspeed_config") or {}).get("zero_stage", 0)),
-        )
+        return cls(processes=int(document.get("num_processes", 1)), kind=kind)
 
 
 def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = None) -> list[str]:

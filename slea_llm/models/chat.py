@@ -190,16 +190,6 @@ class ChatTokenizer:
             mask += [True] * len(reply)
         return ((tuple(ids), tuple(mask)),)
 
-    def encode_dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The one row of `encode_rows`; raises TemplateError where thoughts are not kept and there are several."""
-        rows = self.encode_rows(messages)
-        if len(rows) > 1:
-            raise TemplateError(
-                f"thoughts={self.thoughts!r} makes {len(rows)} rows of this dialogue; set rollout.thoughts to keep, or "
-                "ask for encode_rows"
-            )
-        return rows[0]
-
     def heard(self, text: str) -> str:
         """What the other side hears of a reply: its thoughts are taken out, unclosed ones too."""
         return without_thoughts(text, opened=self.opens_thought)

@@ -420,7 +420,7 @@ def dialogue() -> list[Message]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_br_001_br_003_the_mask_is_true_on_replies_without_any_generation_marker(kind: str, template: str) -> None:
     chat = chat_of(kind, TEMPLATES[template])
-    ids, mask = chat.encode_dialogue(dialogue())
+    ((ids, mask),) = chat.encode_rows(dialogue())
     trained = tuple(i for i, train in zip(ids, mask, strict=True) if train)
     assert trained == chat.encode_reply(dialogue()[2].content) + chat.encode_reply("ok")
     assert mask[0] is False
@@ -431,7 +431,7 @@ def test_br_001_br_003_the_mask_is_true_on_replies_without_any_generation_marker
 def test_br_009_the_end_of_turn_is_trained_although_padding_has_its_id(kind: str) -> None:
     tokenizer, chat = tokenizer_of(kind), chat_of(kind)
     assert tokenizer.pad_token_id == tokenizer.eos_token_id == chat.end_of_turn.id
-    ids, mask = chat.encode_dialogue(dialogue())
+    ((ids, mask),) = chat.encode_rows(dialogue())
     assert [train for i, train in zip(ids, mask, strict=True) if i == tokenizer.eos_token_id] == [
         False,
         False,
@@ -444,7 +444,7 @@ def test_br_009_the_end_of_turn_is_trained_although_padding_has_its_id(kind: str
 
 def test_br_003_a_dialogue_without_a_reply_is_refused() -> None:
     with pytest.raises(TemplateError, match="0 tokens to train"):
-        chat_of("byte_level").encode_dialogue([said("user", "hi")])
+        chat_of("byte_level").encode_rows([said("user", "hi")])
 
 
 def test_rows_a_turn_train_every_reply_exactly_once() -> None:
@@ -452,8 +452,6 @@ def test_rows_a_turn_train_every_reply_exactly_once() -> None:
     rows = chat.encode_rows(dialogue())
     trained = [tuple(i for i, train in zip(ids, mask, strict=True) if train) for ids, mask in rows]
     assert trained == [chat.encode_reply(dialogue()[2].content), chat.encode_reply("ok")]
-    with pytest.raises(TemplateError, match="2 rows"):
-        chat.encode_dialogue(dialogue())
 
 
 def test_the_cache_is_bounded_and_contents_are_never_part_of_it() -> None:

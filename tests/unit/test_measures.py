@@ -123,38 +123,3 @@ def test_steps_to_threshold() -> None:
     assert measures.steps_to_threshold(CURVE, 0.95).interpolated is None
     with pytest.raises(ValueError, match="must grow"):
         measures.steps_to_threshold([(1, 0.1), (1, 0.2)], 0.5)
-
-
-def test_explained_variance() -> None:
-    close(measures.explained_variance([1, 0, 1, 1], [0.8, 0.3, 0.6, 0.9]), 0.65333333)
-    assert measures.explained_variance([1, 1], [0.2, 0.3]) is None
-
-
-PROBABILITIES, OUTCOMES = [0.9, 0.8, 0.3, 0.6, 0.1], [1, 1, 0, 0, 0]
-
-
-def test_predictor_quality() -> None:
-    close(measures.brier(PROBABILITIES, OUTCOMES), 0.102)
-    close(measures.auc(PROBABILITIES, OUTCOMES), 1)
-    close(measures.cross_entropy(PROBABILITIES, OUTCOMES), 0.34136605)
-    assert np.isfinite(measures.cross_entropy([0.0, 1.0], [1, 0]))
-    assert measures.auc([0.1, 0.2], [1, 1]) is None
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=15))
-def test_auc_counts_pairs(samples: list[tuple[int, bool]]) -> None:
-    good = [score for score, label in samples if label]
-    bad = [score for score, label in samples if not label]
-    got = measures.auc([score for score, _ in samples], [label for _, label in samples])
-    if not good or not bad:
-        assert got is None
-        return
-    wins = sum((g > b) + 0.5 * (g == b) for g in good for b in bad)
-    close(got, wins / (len(good) * len(bad)), 1e-12)
-
-
-def test_calibration_error_by_hand() -> None:
-    # bin [0, .5): predictions .2, .4 against 0, 1: gap |.6 - 1|; bin [.5, 1]: .6, 1.0 against 1, 1: gap |1.6 - 2|.
-    close(measures.calibration_error([0.2, 0.4, 0.6, 1.0], [0, 1, 1, 1], bins=2), (0.4 + 0.4) / 4)
-    close(measures.calibration_error([1.0, 0.0], [1, 0]), 0)
