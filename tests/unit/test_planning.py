@@ -1,0 +1,95 @@
+"""What `slea plan` takes and refuses, before any model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slea_llm import planning
+from slea_llm.assets import find, names
+from slea_llm.cli import main
+from slea_llm.config import Recipe, load_recipe
+from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.planning import Launch
+
+LAUNCHES = [name for name in names("recipes") if name.startswith("accelerate/")]
+TINY = find("recipes", "order_taking_tiny.yaml")
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load_recipe(TINY, overrides)
+
+
+def launch_file(folder: Path, **document: object) -> Path:
+    path = folder / "launch.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def test_every_way_of_launching_is_there() -> None:
+    assert {f"accelerate/{name}.yaml" for name in ("single", "cpu2", "ddp", "fsdp2", "zero2", "zero3")} == set(LAUNCHES)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_every_launch_config_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(TINY), "--accelerate", str(find("recipes", name)), "--gpus", "8"]) == 0
+    printed = capsys.readouterr().out
+    launch = Launch.read(find("recipes", name))
+    assert f"over {launch.processes} process(es)" in printed
+    assert f"launch: {launch.processes} process(es), {planning.LAUNCH_TYPES[launch.kind]}" in printed
+    assert printed.endswith("the recipe can be run\n")
+
+
+@pytest.mark.parametrize("name", ["accelerate/fsdp2.yaml", "accelerate/zero2.yaml", "accelerate/zero3.yaml"])
+def test_sharding_without_gpus_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"without GPUs .* use recipes/accelerate/cpu2\.yaml"):
+        planning.check(recipe(), Launch.read(find("recipes", name)), gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("document", "error", "text"),
+    [
+        ({"distributed_type": "MULTI_CPU", "num_processes": 2}, UnsupportedError, "starts ONE process"),
+        ({"distributed_type": "NO", "use_cpu": True, "num_processes": 2}, UnsupportedError, "starts ONE process"),
+        ({"distributed_type": "TPU"}, UnsupportedError, "'TPU' is not one of"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}}, UnsupportedError, "use 2"),
+    ],
+)
+def test_launch_configs_that_would_do_something_else_are_refused(
+    tmp_path: Path, document: dict[str, object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Launch.read(launch_file(tmp_path, **document))
+
+
+def test_a_launch_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
+        Launch.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["losses.value.name=entropy"], "no value loss trains one"),
+        (["losses.value.name=ppo"], "name ppo twice"),
+        (["kl_in_reward=0.1", "streams.outcome.sources=[outcome, reference_kl]"], "it would count twice"),
+        (["evaluation.temperature=0.5"], "a sampler has one temperature"),
+        (["model.dtype=float64", "trainer.precision=bf16"], "contradict"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(overrides: list[str], text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
+        planning.check(recipe(*overrides))
+
+
+def test_a_process_without_a_group_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="64 processes share 32 groups"):
+        planning.check(recipe(), Launch(processes=64, kind="MULTI_GPU"), gpus=64)
+
+
+def test_what_is_odd_is_said_with_its_mend() -> None:
+    notes = planning.check(recipe("rollout.episodes=8", "trainer.minibatch=8", "evaluation.tasks=0"))
+    assert [note.partition(":")[0] for note in notes] == ["rollout.episodes 8", "evaluation.tasks 0"]
+    assert planning.check(recipe()) == []
