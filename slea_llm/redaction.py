@@ -48,9 +48,13 @@ def names_a_secret(name: str) -> bool:
 
 
 def environment_secrets(environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Values of environment variables whose name says that they are secret (default: this process's variables)."""
+    """Values of environment variables whose name says that they are secret (default: this process's variables).
+
+    The shell's own PWD is the working directory, which any path may hold.
+    """
     variables = os.environ if environ is None else environ
-    return frozenset(v for name, v in variables.items() if names_a_secret(name) and len(v) >= SHORTEST_SECRET)
+    secret = {name: value for name, value in variables.items() if names_a_secret(name) and name != "PWD"}
+    return frozenset(value for value in secret.values() if len(value) >= SHORTEST_SECRET)
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:

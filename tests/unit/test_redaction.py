@@ -144,3 +144,9 @@ def test_a_planted_secret_never_survives_and_redacting_twice_changes_nothing(con
     assert occurrences(json.dumps(once, ensure_ascii=False)) == 0
     assert redact(once, secrets=["another-value"]) == once
     assert find_secrets(once) == []
+
+
+def test_the_working_directory_is_no_secret() -> None:
+    secrets = environment_secrets({"PWD": "/home/me/project", "OLDPWD": "/home/me/other", "DB_PWD": "hunter2hunter2"})
+    assert secrets == {"hunter2hunter2"}
+    refuse_secrets({"output_dir": "/home/me/project/runs/demo"}, source="recipe", secrets=secrets)
