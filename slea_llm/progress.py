@@ -26,8 +26,8 @@ class _Round:
 class Progress:
     """One bar over the iterations of a run, or lines through `report` where output is not a terminal.
 
-    `episodes`: dialogues of one iteration. `shown` false: neither bar nor lines. Close it, so that the bar keeps its
-    last state.
+    `total`: iterations of the whole run, `episodes`: dialogues of one. `shown` false: neither bar nor lines. Closing it
+    says what no line has said yet.
     """
 
     def __init__(self, *, total: int, done: int, episodes: int, shown: bool, report: Callable[[str], None]) -> None:
@@ -37,6 +37,7 @@ class Progress:
         )
         self._lines = shown and bool(self._bar.disable)
         self._total, self._done, self._episodes, self._report = total, done, episodes, report
+        self._turns = self._kl = ""
         self._window: list[_Round] = []
         self._since: list[_Round] = []
 
@@ -48,20 +49,26 @@ class Progress:
         self._window.append(this)
         while sum(one.played for one in self._window[1:]) >= WINDOW:
             del self._window[0]
-        turns, kl = f"{metrics['episodes/turns']:.1f}", f"{metrics['update/kl']:.1e}"
-        self._bar.set_postfix({"success": f"{_success(self._window):.2f}", "turns": turns, "kl": kl}, refresh=False)
+        self._turns, self._kl = f"{metrics['episodes/turns']:.1f}", f"{metrics['update/kl']:.1e}"
+        success = f"{_success(self._window):.2f}"
+        self._bar.set_postfix({"success": success, "turns": self._turns, "kl": self._kl}, refresh=False)
         self._bar.update()
         self._since.append(this)
-        if self._lines and (self._done % LINE_EVERY == 0 or self._done == self._total):
-            self._report(
-                f"iteration {self._done} of {self._total}, {self._done * self._episodes} dialogues: success "
-                f"{_success(self._since):.2f} over the last {len(self._since)}, {turns} turns, KL {kl}; "
-                f"seconds: {_seconds(self._since)}"
-            )
-            self._since = []
+        if self._done % LINE_EVERY == 0:
+            self._line()
 
     def close(self) -> None:
         self._bar.close()
+        self._line()
+
+    def _line(self) -> None:
+        if self._lines and self._since:
+            self._report(
+                f"iteration {self._done} of {self._total}, {self._done * self._episodes} dialogues: success "
+                f"{_success(self._since):.2f} over the last {len(self._since)}, {self._turns} turns, KL {self._kl}; "
+                f"seconds: {_seconds(self._since)}"
+            )
+        self._since = []
 
 
 def _success(rounds: Iterable[_Round]) -> float:

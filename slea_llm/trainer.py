@@ -147,7 +147,7 @@ class Trainer:
         """
         last = self._settings.iterations if until is None else min(until, self._settings.iterations)
         self._start()
-        with closing(self._progress(last)) as progress:
+        with closing(self._progress()) as progress:
             while self.iteration < last:
                 scored = self._collect()
                 stats = self._stats(scored)
@@ -383,9 +383,9 @@ class Trainer:
     def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [*self._model.policy_parameters(), *self._model.critic_parameters()]
 
-    def _progress(self, last: int) -> Progress:
+    def _progress(self) -> Progress:
         return Progress(
-            total=last,
+            total=self._settings.iterations,
             done=self.iteration,
             episodes=self._rollout.episodes,
             shown=self._options.progress and bool(self._accelerator.is_main_process),

@@ -19,10 +19,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(successes: Sequence[float], *, done: int = 0, shown: bool = True) -> list[str]:
+def told(successes: Sequence[float], *, done: int = 0, total: int = 12, shown: bool = True) -> list[str]:
     """The lines of a run of iterations of 64 dialogues each."""
     lines: list[str] = []
-    total = done + len(successes)
     with closing(Progress(total=total, done=done, episodes=64, shown=shown, report=lines.append)) as progress:
         for success in successes:
             metrics = {"episodes/played": 64.0, "episodes/success": success, "episodes/turns": 5.25, "update/kl": 0.002}
@@ -37,7 +36,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def test_a_line_every_ten_iterations_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_every_ten_iterations_and_one_for_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     lines = told([0.0] * 10 + [0.5, 1.0])
     assert lines == [
         "iteration 10 of 12, 640 dialogues: success 0.00 over the last 10, 5.2 turns, KL 2.0e-03; "
@@ -49,12 +48,16 @@ def test_a_line_every_ten_iterations_and_at_the_end(capsys: pytest.CaptureFixtur
 
 
 def test_a_resumed_run_counts_the_dialogues_before_it() -> None:
-    assert told([1.0], done=19)[0].startswith("iteration 20 of 20, 1280 dialogues: success 1.00 over the last 1")
+    lines = told([1.0, 0.0], done=19, total=30)
+    assert [line.partition(":")[0] for line in lines] == [
+        "iteration 20 of 30, 1280 dialogues",
+        "iteration 21 of 30, 1344 dialogues",
+    ]
 
 
 def test_a_terminal_gets_one_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = terminal(monkeypatch)
-    assert told([0.0, 0.0, 0.5, 1.0]) == []
+    assert told([0.0, 0.0, 0.5, 1.0], total=4) == []
     shown = stream.getvalue()
     assert "4/4" in shown
     assert "iteration" in shown
