@@ -44,9 +44,12 @@ $(VENV)/.installed: pyproject.toml
 
 ready: $(VENV)/.installed
 
-check: ready  ## Format, lint, types, imports, unit, contract and architecture tests (< 60 s)
+check: ready  ## Format, lint, spelling, dead code, types, imports, unit, contract and architecture tests (< 60 s)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
+	$(BIN)/codespell slea_llm tests benchmarks docs recipes prompts *.md pyproject.toml Makefile
+	$(BIN)/vulture
+	$(BIN)/deptry .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit tests/contract tests/architecture

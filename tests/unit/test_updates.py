@@ -58,9 +58,6 @@ class Alone:
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
-        self.backward_calls = 0
-
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         optimizer.optimizer = optimizer
         return model, optimizer
@@ -69,7 +66,6 @@ class Alone:
         return torch.enable_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.backward_calls += 1
         torch.autograd.backward(loss)
 
     def clip_grad_norm_(self, parameters: Sequence[nn.Parameter], limit: float) -> torch.Tensor:
