@@ -146,10 +146,13 @@ class Crediting:
         return self._assigner.assign([one for one, _ in kept], rewards, [stat for _, stat in kept], reducer)
 
     def rewards(self, scored: ScoredTrajectory, stats: TokenStats, *, progress: float) -> dict[str, dict[str, Floats]]:
-        """`[stream][part]`, (n,) each: what every sampled token of one trajectory earned."""
+        """`[stream][part]`, (n,) each: what every sampled token of one trajectory earned, times the stream's scale."""
         layout = lay_out(scored)
         return {
-            name: {source: self._part(source, scored, stats, layout, progress) for source in stream.sources}
+            name: {
+                source: stream.reward_scale * self._part(source, scored, stats, layout, progress)
+                for source in stream.sources
+            }
             for name, stream in self.streams.items()
         }
 

@@ -100,6 +100,10 @@ class StreamSettings:
     sources: tuple[str, ...]
     """Parts that feed it: `outcome`, `reference_kl`, or the name of an evaluator or augmenter."""
     weight: float = 1.0
+    """Share of this stream's whitened advantages in the sum over streams, 0 or above."""
+    reward_scale: float = 1.0
+    """Factor on the stream's rewards, above 0. Whitening undoes it for the policy; the critic's heads share a trunk, so
+    streams should be of like size (0.1 for an outcome of 10 beside scores of 1), or the largest drowns the others."""
     kinds: tuple[str, ...] = ()
     """Step kinds whose tokens receive this stream's advantage; empty: all."""
     gamma_step: float = 1.0
@@ -114,6 +118,7 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         _require(bool(self.sources), "sources", self.sources, "at least one part, such as outcome")
+        _require(self.reward_scale > 0, "reward_scale", self.reward_scale, "above 0")
         for name in ("gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
 

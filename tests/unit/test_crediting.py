@@ -263,6 +263,18 @@ def test_reference_kl_is_charged_token_by_token() -> None:
     close(rewards["reference_kl"] + rewards["outcome"], [-0.01, 0.01, 1])
 
 
+def test_the_scale_of_a_stream_changes_what_the_critic_learns_and_not_what_the_policy_does() -> None:
+    pairs = [(one, stats_of(one, {"s": [v] * 4})) for v, one in ((2.0, dialogue(TWO_TURNS[:1], rewards=[10.0])),
+                                                               (1.0, dialogue(TWO_TURNS[:1], rewards=[-1.0])))]  # fmt: skip
+    scaled = [(one, stats_of(one, {"s": [0.1 * v] * 4})) for (one, _), v in zip(pairs, (2.0, 1.0), strict=True)]
+    plain = credit(pairs, {"s": StreamSettings(sources=("outcome",))})
+    small = credit(scaled, {"s": StreamSettings(sources=("outcome",), reward_scale=0.1)})
+    for one, other in zip(plain, small, strict=True):
+        close(other.advantages, one.advantages)
+        close(other.returns["s"], 0.1 * one.returns["s"])
+        close(other.rewards["s"]["outcome"], 0.1 * one.rewards["s"]["outcome"])
+
+
 def test_br_025_the_reward_falls_where_the_policy_is_above_its_reference() -> None:
     one = dialogue([[("reply", 2)]])
     stats = stats_of(one, {"s": [0.0] * 2}, log_ratio=[-1.0 + 1.5, -2.0 + 1.8])
