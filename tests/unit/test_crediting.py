@@ -264,9 +264,10 @@ def test_reference_kl_is_charged_token_by_token() -> None:
 
 
 def test_the_scale_of_a_stream_changes_what_the_critic_learns_and_not_what_the_policy_does() -> None:
-    pairs = [(one, stats_of(one, {"s": [v] * 4})) for v, one in ((2.0, dialogue(TWO_TURNS[:1], rewards=[10.0])),
-                                                               (1.0, dialogue(TWO_TURNS[:1], rewards=[-1.0])))]  # fmt: skip
-    scaled = [(one, stats_of(one, {"s": [0.1 * v] * 4})) for (one, _), v in zip(pairs, (2.0, 1.0), strict=True)]
+    paid, values = (10.0, -1.0), (2.0, 1.0)
+    dialogues = [dialogue(TWO_TURNS[:1], rewards=[reward]) for reward in paid]
+    pairs = [(one, stats_of(one, {"s": [value] * 4})) for one, value in zip(dialogues, values, strict=True)]
+    scaled = [(one, stats_of(one, {"s": [0.1 * value] * 4})) for one, value in zip(dialogues, values, strict=True)]
     plain = credit(pairs, {"s": StreamSettings(sources=("outcome",))})
     small = credit(scaled, {"s": StreamSettings(sources=("outcome",), reward_scale=0.1)})
     for one, other in zip(plain, small, strict=True):
