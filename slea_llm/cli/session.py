@@ -35,6 +35,7 @@ class Session:
     generator: Generator
     rollout: Rollout
     panel_rollout: Rollout
+    template: str
 
     @property
     def pad_id(self) -> int:
@@ -55,7 +56,7 @@ def open_session(recipe: Recipe, *, seed_offset: int = 0) -> Session:
     environment = compose.environment(recipe)
     tokenizer = load_tokenizer(recipe.model)
     chat = chat_of(recipe)
-    chat.check()
+    template = chat.check()
     generator = start_generator(recipe, chat, seed=recipe.run.seed + seed_offset)
     user = compose.user(recipe)
     settings, name = recipe.rollout, recipe.environment.name
@@ -76,6 +77,7 @@ def open_session(recipe: Recipe, *, seed_offset: int = 0) -> Session:
             seed=recipe.evaluation.panel_seed + recipe.run.seed,
             greedy=recipe.evaluation.temperature == 0,
         ),
+        template=template.line(recipe.rollout.thoughts),
     )
 
 

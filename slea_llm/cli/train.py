@@ -69,6 +69,8 @@ class TrainingRun:
 
         recipe = self._recipe
         session = open_session(recipe, seed_offset=self._rank.index)
+        if self._accelerator.is_main_process:
+            say(session.template)
         try:
             model = build(
                 recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed

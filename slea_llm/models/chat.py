@@ -64,6 +64,14 @@ class TemplateReport:
     end_of_turn: str
     reply_tokens: int
 
+    def line(self, thoughts: Thoughts) -> str:
+        """The report in one line, with the declared fate of earlier thoughts."""
+        grows = "only appends" if self.appends else "rewrites earlier messages, so every turn has its own row"
+        return (
+            f"template: {grows}; earlier thoughts: {thoughts}; a reply ends with {self.end_of_turn!r}; "
+            f"{self.reply_tokens} tokens of a probe reply are trained"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
