@@ -69,9 +69,44 @@ def test_piecewise_logits_equal_all_at_once(temperature: float, monkeypatch: pyt
         return [logprobs, entropy, *torch.autograd.grad((logprobs * entropy).sum(), hidden)]
 
     at_once = run()
-    monkeypatch.setattr(token_logprobs, "LOGITS_AT_ONCE", 27)  # three positions at a time
+    monkeypatch.setattr(token_logprobs, "LOGITS_AT_ONCE_ON_CPU", 27)  # three positions at a time
     for one, other in zip(at_once, run(), strict=True):
         assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_no_logits_are_kept_for_the_backward_pass() -> None:
+    hidden = torch.randn(60, 4, requires_grad=True)
+    saved: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        project_logprobs(
+            hidden,
+            torch.arange(60) % 50,
+            head=nn.Linear(4, 50),
+            vocabulary=50,
+            temperature=1.0,
+            dtype=torch.float32,
+        )
+    assert saved
+    assert max(saved) == hidden.numel()
+
+
+def test_logits_made_again_in_the_backward_pass_are_under_the_autocast_of_the_forward_pass() -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(5, 4, generator=generator, requires_grad=True)
+    head = nn.Linear(4, 9, bias=False).requires_grad_(False)
+    types: list[torch.dtype] = []
+    head.register_forward_hook(lambda *call: types.append(call[-1].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, entropy = project_logprobs(
+            hidden, torch.arange(5), head=head, vocabulary=9, temperature=1.0, dtype=torch.float32
+        )
+    entropy.sum().backward()  # type: ignore[no-untyped-call]
+    assert types == [torch.bfloat16, torch.bfloat16]
 
 
 def test_br_044_log_probability_is_that_of_the_tempered_distribution() -> None:
