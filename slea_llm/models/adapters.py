@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from slea_llm.errors import CheckpointError, ConfigError, nearest
+from slea_llm.models.lora_linear import fuse
 from slea_llm.settings import ModelSettings
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -49,6 +50,7 @@ class Adapters:
         self._layers: dict[str, Any] = {
             path: module for path, module in sorted(base.named_modules()) if isinstance(module, LoraLayer)
         }
+        fuse(self._layers.values())
         self._target_modules = _target_names(base, set(self._layers))
         self._resting = name
         self._current: str | None = name
