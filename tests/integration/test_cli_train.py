@@ -30,6 +30,7 @@ SETTINGS = (
     "rollout.max_reply_tokens=8",
     "trainer.iterations=4",
     "trainer.epochs=1",
+    "trainer.critic_warmup_iterations=0",
     "trainer.minibatch=2",
     "trainer.save_every=2",
     "evaluation.tasks=4",
