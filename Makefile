@@ -16,6 +16,8 @@ LAUNCH := $(BIN)/accelerate launch --config_file recipes/accelerate/single.yaml 
 DEMO_SET = generation.name=$(ENGINE) run.seed=$(SEED) run.output_dir=$(DEMO_DIR) $(if $(LR),trainer.learning_rate=$(LR))
 # One place for what keeps two-core machines steady and third parties quiet.
 export TOKENIZERS_PARALLELISM := false
+# accelerate would otherwise give a single process one thread.
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
