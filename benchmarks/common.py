@@ -9,10 +9,12 @@ import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 GIB = 2**30
 QUIET: Mapping[str, str] = {
@@ -45,7 +47,7 @@ class MemoryProbe:
     def mark(self) -> float:
         """Begin a new peak; returns what is resident now, without what was freed and kept for later."""
         self._before = self.whole_peak()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        release_freed()
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
 
@@ -56,6 +58,11 @@ class MemoryProbe:
     def whole_peak(self) -> float:
         """The most that was ever resident."""
         return max(self._before, _status("VmHWM"))
+
+
+def release_freed() -> None:
+    """Give memory that was freed back to the system: an idle side must not starve the other (glibc)."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _status(key: str) -> float:
@@ -75,9 +82,9 @@ class Sample:
     """
 
     seconds: Mapping[str, float]
-    cpu: Mapping[str, float]
     tokens: int
     memory: Mapping[str, float]
+    cpu: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +152,7 @@ class Gate:
         return bool(self._connection.recv())
 
     def send(self, message: object) -> None:
+        release_freed()
         self._connection.send(message)
 
 
@@ -167,12 +175,15 @@ def race(sides: Mapping[str, Side], *, rounds: int, warm_up: int = 1) -> dict[st
         for side in sides.values():
             side.start()
         samples: dict[str, list[Sample]] = {name: [] for name in sides}
-        for number in range(warm_up + rounds):
-            order = list(sides) if number % 2 == 0 else list(sides)[::-1]
-            for name in order:
-                sample = sides[name].round()
-                if number >= warm_up:
-                    samples[name].append(sample)
+        with tqdm(total=(warm_up + rounds) * len(sides), unit="round", leave=False) as bar:
+            for number in range(warm_up + rounds):
+                order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+                for name in order:
+                    bar.set_description(name)
+                    sample = sides[name].round()
+                    bar.update()
+                    if number >= warm_up:
+                        samples[name].append(sample)
     return samples
 
 

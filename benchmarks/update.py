@@ -8,15 +8,17 @@ each figure.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 
 from common import Sample, Side, Spread, model_folder, paired_ratio, race, seconds_per_token, set_quiet, table
-from update_sides import Job, grpo, ours
+from update_sides import Job, grpo, iteration, update
 
 from slea_llm.types import Message
 
-SIDES = {"policy": "this project, policy", "critic": "this project, policy and own critic", "grpo": "TRL GRPOTrainer"}
+POLICY, CRITIC, GRPO = "this project, policy", "this project, policy and own critic", "TRL GRPOTrainer"
+PHASES = ("generation", "stats", "credit", "update", "sync", "iteration")
 PROMPTS = 16
 MILLI = 1000.0
 
@@ -26,27 +28,49 @@ def main() -> None:
     set_quiet()
     base = model_folder(arguments.model)
     job = _job(base, arguments)
-    sides = {
-        "policy": Side(ours, job, "shared_trunk"),
-        "critic": Side(ours, job, "own_adapter"),
-        "grpo": Side(grpo, job),
-    }
-    samples = race(sides, rounds=arguments.repeats)
-    print(_heading(job, arguments.repeats))
-    for key in ("update", "iteration"):
-        print(f"\n{key}\n{_race_table(samples, key)}")
-    print(f"\nseconds by phase (median)\n{_phase_table(samples)}")
-    print(f"\ntokens run forward by an update, scripted dialogues\n{_rows_table(base, arguments.dialogues)}")
+    print(_heading(job))
+    rounds = arguments.repeats
+    updates = race(
+        {
+            POLICY: Side(update, job, "shared_trunk"),
+            CRITIC: Side(update, job, "own_adapter"),
+            GRPO: Side(grpo, job, True),
+        },
+        rounds=rounds,
+    )
+    print(f"\nupdate, {rounds} paired rounds\n\n{_race_table(updates, 'update')}", flush=True)
+    print(
+        f"\ntokens run forward by an update, scripted dialogues\n\n{_rows_table(base, arguments.dialogues)}", flush=True
+    )
+    if arguments.only_update:
+        return
+    rounds = max(1, arguments.repeats - 1)
+    iterations = race(
+        {
+            POLICY: Side(iteration, job, "shared_trunk"),
+            CRITIC: Side(iteration, job, "own_adapter"),
+            GRPO: Side(grpo, job, False),
+        },
+        rounds=rounds,
+    )
+    print(f"\niteration, {rounds} paired rounds\n\n{_race_table(iterations, 'iteration')}")
+    print(f"\nseconds by phase, median\n\n{_phase_table(iterations)}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a name of `slea fetch-model`, a folder or a hub name")
-    parser.add_argument("--rows", type=int, default=16, help="rows of an update, a multiple of 8 (default 16)")
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=8, help="rows of an update, a multiple of 8 (default 8)")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=256,
+        help="tokens of a row that are read only (default 256: of an order dialogue's row a fifth is sampled)",
+    )
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens of a row that are trained (default 64)")
     parser.add_argument("--repeats", type=int, default=3, help="measured rounds of each side (default 3)")
     parser.add_argument("--dialogues", type=int, default=64, help="scripted dialogues to count tokens in (default 64)")
+    parser.add_argument("--only-update", action="store_true", help="leave the iterations, which need vllm, out")
     parser.add_argument("--quick", action="store_true", help="one round of 8 rows x (16 + 16) tokens: does it run")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -101,37 +125,32 @@ def _dialogues() -> Iterator[list[Message]]:
         yield messages
 
 
-def _heading(job: Job, repeats: int) -> str:
+def _heading(job: Job) -> str:
     return (
         f"{job.rows} rows x ({job.prompt_tokens} prompt + {job.new_tokens} trained) tokens, one batch, LoRA r16 "
-        f"all-linear, float32, no gradient checkpointing; {repeats} paired rounds after one to warm up; "
-        "median (smallest to largest)"
+        f"all-linear, float32, no gradient checkpointing, {os.environ['OMP_NUM_THREADS']} threads; rounds after one to "
+        "warm up; median (smallest to largest)"
     )
 
 
 def _race_table(samples: Mapping[str, Sequence[Sample]], key: str) -> str:
-    theirs = seconds_per_token(samples["grpo"], key)
+    clocks = {side: seconds_per_token(one, key) for side, one in samples.items()}
+    used = {side: seconds_per_token(one, key, cpu=True) for side, one in samples.items()}
     rows = []
-    for side, title in SIDES.items():
-        own = seconds_per_token(samples[side], key)
-        used = seconds_per_token(samples[side], key, cpu=True)
-        ratios = ["1", "1"]
-        if side != "grpo":
-            theirs_used = seconds_per_token(samples["grpo"], key, cpu=True)
-            ratios = [paired_ratio(own, theirs).text(), paired_ratio(used, theirs_used).text()]
-        highest = {name: max(one.memory[name] for one in samples[side]) for name in samples[side][0].memory}
-        memory = [highest["update"], highest["update_above"]] if key == "update" else [highest["process"]]
-        milliseconds = Spread.of([MILLI * value for value in own])
-        cpu = f"{MILLI * Spread.of(used).median:.2f}"
-        rows.append([title, milliseconds.text(), ratios[0], cpu, ratios[1], *(f"{value:.1f}" for value in memory)])
-    memory_header = ["peak GiB", "of it above what was resident"] if key == "update" else ["peak GiB of the process"]
-    return table(["side", "ms per trained token", "ratio to GRPOTrainer", "CPU ms", "CPU ratio", *memory_header], rows)
+    for side, one in samples.items():
+        row = [side]
+        for numbers in (clocks, used):
+            row.append(f"{MILLI * Spread.of(numbers[side]).median:.2f}")
+            row.append("1" if side == GRPO else paired_ratio(numbers[side], numbers[GRPO]).text())
+        row += [f"{max(sample.memory[name] for sample in one):.1f}" for name in ("peak", "added")]
+        rows.append(row)
+    header = ["side", "ms a trained token", "ratio", "CPU ms a trained token", "ratio", "peak GiB", "of it added"]
+    return table(header, rows)
 
 
 def _phase_table(samples: Mapping[str, Sequence[Sample]]) -> str:
-    phases = ["generation", "stats", "credit", "update", "sync", "iteration"]
-    rows = [[title, *(_median_seconds(samples[side], phase) for phase in phases)] for side, title in SIDES.items()]
-    return table(["side", *phases], rows)
+    rows = [[side, *(_median_seconds(one, phase) for phase in PHASES)] for side, one in samples.items()]
+    return table(["side", *PHASES], rows)
 
 
 def _median_seconds(samples: Sequence[Sample], phase: str) -> str:

@@ -1,26 +1,35 @@
-"""The sides of `update.py`: TRL's GRPOTrainer, and this project's Trainer with its Updater, each as users run it."""
+"""The sides of `update.py`: TRL's GRPOTrainer, and this project's Updater and Trainer, each as users run it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from common import Gate, MemoryProbe, Sample
 
 if TYPE_CHECKING:
-    from slea_llm.interfaces import WeightSource
-    from slea_llm.types import Generation, GenerationRequest, ScoredTrajectory
+    from slea_llm.crediting import Crediting
+    from slea_llm.interfaces import LossTerm
+    from slea_llm.settings import ModelSettings, StreamSettings, TrainerSettings
+    from slea_llm.types import Generation, ScoredTrajectory
+
+Critic = Literal["shared_trunk", "own_adapter"]
+"""`shared_trunk` is a linear head of one output on the policy's own states: the policy's update and next to nothing
+else. `own_adapter` is the project's default, with all its cost."""
 
 LORA_RANK, LORA_ALPHA = 16, 32
 LEARNING_RATE = 1e-5
 ENDLESS = 1_000_000
 """Updates that a side would make if nobody stopped it."""
+SHORTEST_CONTEXT = 128
+"""The engine's canary is a prompt of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +45,17 @@ class Job:
     group: int
     """Rows that share a prompt."""
 
+    @property
+    def trained(self) -> int:
+        """Tokens that one update trains."""
+        return self.rows * self.new_tokens
 
-def grpo(gate: Gate, job: Job) -> None:
-    """GRPOTrainer with its own generation by transformers, in its own loop. `update` is a step without
-    `_prepare_inputs`, in which it generates and scores: forward, loss, backward, clip, AdamW, metrics.
+
+def grpo(gate: Gate, job: Job, generate_once: bool) -> None:
+    """GRPOTrainer in its own loop, with its own generation by transformers.
+
+    `update` is a step without `_prepare_inputs`, which generates and scores: forward, loss, backward, clip, AdamW and
+    metrics are left. With `generate_once` all updates reuse the first completions (`num_iterations`).
     """
     import torch
     from datasets import Dataset
@@ -87,6 +103,7 @@ def grpo(gate: Gate, job: Job) -> None:
             per_device_train_batch_size=job.rows,
             gradient_accumulation_steps=1,
             num_generations=job.group,
+            num_iterations=ENDLESS if generate_once else 1,
             max_completion_length=job.new_tokens,
             generation_kwargs={"min_new_tokens": job.new_tokens},
             learning_rate=LEARNING_RATE,
@@ -112,108 +129,88 @@ def grpo(gate: Gate, job: Job) -> None:
         ).train()
 
 
-def ours(gate: Gate, job: Job, critic: str) -> None:
-    """The product's Trainer: vLLM rollout, stats of policy (and critic) and reference, credit, Updater, weight sync.
+def update(gate: Gate, job: Job, critic: Critic) -> None:
+    """Collate and Updater over recorded rows: forward, losses, backward, clip, AdamW and metrics."""
+    from slea_llm.batching import collate
+    from slea_llm.distributed import AcceleratorReducer, make_accelerator
+    from slea_llm.models.policy import build
+    from slea_llm.models.stats import token_stats
+    from slea_llm.updates import Updater
 
-    `critic` is that of the model settings: `shared_trunk` puts a linear head of one output on the policy's own states,
-    so that it is the policy's update and next to nothing else; `own_adapter` is the default with all its cost.
-    `update` is the trainer's own phase: collate, forward, losses, backward, clip, AdamW, metrics.
+    streams, settings = _streams(), _trainer_settings(job)
+    prompts, pad_id = _prompt_ids(job)
+    model = build(_model_settings(job, critic), streams=tuple(streams), temperature=1.0, seed=0)
+    accelerator = make_accelerator(settings)
+    reducer = AcceleratorReducer(accelerator)
+    updater = Updater(
+        model,
+        _losses(),
+        settings=settings,
+        total_updates=settings.iterations,
+        accelerator=accelerator,
+        reducer=reducer,
+    )
+    rows = _recorded(prompts, job)
+    trajectories = [one.trajectory for one in rows]
+    stats = token_stats(
+        model, trajectories, microbatch=job.rows, policy_version=0, critic_version=0, pad_id=pad_id, reference=False
+    )
+    experiences = _crediting(streams).credit(rows, stats, progress=0.0, reducer=reducer)
+    probe = MemoryProbe()
+    while gate.wait():
+        resident = probe.mark()
+        begun = _now()
+        batch = collate(experiences, streams=tuple(streams), pad_id=pad_id, dtype=model.dtype)
+        updater.run([batch], train_policy=True)
+        seconds, cpu = (end - begin for begin, end in zip(begun, _now(), strict=True))
+        gate.send(_sample(job, {"update": seconds}, {"update": cpu}, probe, resident))
+
+
+def iteration(gate: Gate, job: Job, critic: Critic) -> None:
+    """The Trainer's loop: vLLM rollout, stats of policy and critic, credit, update, weight sync.
+
+    Nothing charges a KL to the reference, as by GRPOTrainer's default, so that it is not run either.
     """
-    from transformers import AutoTokenizer
-
     from slea_llm.distributed import make_accelerator
     from slea_llm.generation.vllm import VllmGenerator
     from slea_llm.models.policy import build
-    from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings
-    from slea_llm.trainer import Trainer, TrainerOptions
+    from slea_llm.settings import RolloutSettings
+    from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
-    tokenizer = AutoTokenizer.from_pretrained(job.base)
-    prompts = [tuple(tokenizer(text)["input_ids"]) for text in job.prompts]
-    model = ModelSettings(base=job.base, lora_rank=LORA_RANK, lora_alpha=LORA_ALPHA)
-    model = replace(model, critic=critic)  # type: ignore[arg-type]
-    context = max(128, job.prompt_tokens + job.new_tokens)  # the engine's canary needs some too
+    streams, settings, model = _streams(), _trainer_settings(job), _model_settings(job, critic)
+    prompts, pad_id = _prompt_ids(job)
     engine = VllmGenerator(
-        VllmGenerator.Config(), model=model, max_context=context, temperature=1.0, stop_ids=frozenset(), seed=0
+        VllmGenerator.Config(),
+        model=model,
+        max_context=max(SHORTEST_CONTEXT, job.prompt_tokens + job.new_tokens),
+        temperature=1.0,
+        stop_ids=frozenset(),
+        seed=0,
     )
-    settings = TrainerSettings(
-        iterations=ENDLESS,
-        epochs=1,
-        minibatch=job.rows,
-        microbatch=job.rows,
-        learning_rate=LEARNING_RATE,
-        critic_learning_rate=LEARNING_RATE,
-        target_kl=0.0,
-    )
-    streams = {"outcome": StreamSettings(sources=("outcome",))}
     probe = MemoryProbe()
-    watch = _Watch(engine, probe)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             build(model, streams=tuple(streams), temperature=1.0, seed=0),
             settings,
             RolloutSettings(episodes=job.rows, group_size=job.group, max_turns=1, max_reply_tokens=job.new_tokens),
-            _parts(streams, SingleTurns(engine, prompts, job), watch),
+            Parts(
+                losses=_losses(),
+                collector=SingleTurns(engine, prompts, job),
+                crediting=_crediting(streams),
+                generator=engine,
+            ),
             accelerator=make_accelerator(settings),
-            options=TrainerOptions(output_dir=Path(folder), seed=0, pad_id=int(tokenizer.eos_token_id)),
+            options=TrainerOptions(output_dir=Path(folder), seed=0, pad_id=pad_id, reference=False),
         )
         while gate.wait():
-            begun = _now()
+            resident, begun = probe.mark(), _now()
             trainer.run(until=trainer.iteration + 1)
-            whole, cpu = (end - begin for begin, end in zip(begun, _now(), strict=True))
+            seconds, cpu = (end - begin for begin, end in zip(begun, _now(), strict=True))
             *_, last = (Path(folder) / "metrics.jsonl").read_text().splitlines()
-            seconds = {"iteration": whole, **json.loads(last)["seconds"]}
-            seconds["generation"] = seconds.pop("collect")
-            cpu_seconds = {"iteration": cpu, "update": watch.update_cpu}
-            gate.send(_sample(job, seconds, cpu_seconds, probe, watch.resident, update_peak=watch.update_peak))
+            phases = json.loads(last)["seconds"]
+            phases["generation"] = phases.pop("collect")
+            gate.send(_sample(job, {"iteration": seconds, **phases}, {"iteration": cpu}, probe, resident))
         engine.close()
-
-
-def _parts(streams: Mapping[str, Any], collector: SingleTurns, watch: _Watch) -> Any:
-    from slea_llm.credit.nested_gae import NestedGae
-    from slea_llm.crediting import Crediting
-    from slea_llm.losses.ppo import PpoConfig, PpoLoss
-    from slea_llm.losses.value import ValueConfig, ValueLoss
-    from slea_llm.trainer import Parts
-
-    class Marked(Crediting):
-        """The last call before the updates: their peak begins here."""
-
-        def summary(self, *arguments: Any, **named: Any) -> dict[str, float]:
-            metrics = super().summary(*arguments, **named)
-            watch.begin()
-            return metrics
-
-    crediting = Marked(streams, [], NestedGae(NestedGae.Config(), streams=streams))
-    losses = (PpoLoss(PpoConfig()), ValueLoss(ValueConfig()))
-    return Parts(losses=losses, collector=collector, crediting=crediting, generator=watch)
-
-
-class _Watch:
-    """A generator whose `load`, the first call after the updates, reads their peak and CPU time."""
-
-    def __init__(self, inner: Any, probe: MemoryProbe) -> None:
-        self._inner, self._probe = inner, probe
-        self.resident = self.update_peak = self.update_cpu = self._begun = 0.0
-
-    def begin(self) -> None:
-        self.resident = self._probe.mark()
-        self._begun = time.process_time()
-
-    @property
-    def policy_version(self) -> int:
-        return int(self._inner.policy_version)
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        reply: Generation = await self._inner.generate(request)
-        return reply
-
-    def load(self, source: WeightSource, version: int) -> None:
-        self.update_cpu = time.process_time() - self._begun
-        self.update_peak = self._probe.peak()
-        self._inner.load(source, version)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class SingleTurns:
@@ -226,29 +223,47 @@ class SingleTurns:
         self._generator, self._prompts, self._job = generator, prompts, job
 
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
+        """The dialogues of one iteration, all sampled at once."""
         from slea_llm.types import GenerationRequest
 
         del policy_version
-
-        groups = self._job.rows // self._job.group
-        chosen = [self._prompts[(iteration * groups + number) % len(self._prompts)] for number in range(groups)]
         requests = [
             GenerationRequest(prompt_ids=prompt, key=(0, iteration, row), max_tokens=self._job.new_tokens)
-            for row, prompt in enumerate(prompt for prompt in chosen for _ in range(self._job.group))
-        ]
-        replies = asyncio.run(self._all(requests))
-        return [
-            _dialogue(f"{iteration}-{row}", request.prompt_ids, reply)
-            for row, (request, reply) in enumerate(zip(requests, replies, strict=True))
+            for row, prompt in enumerate(_of_iteration(self._prompts, self._job, iteration))
         ]
 
-    async def _all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        return list(await asyncio.gather(*(self._generator.generate(request) for request in requests)))
+        async def replies() -> list[Generation]:
+            return list(await asyncio.gather(*(self._generator.generate(request) for request in requests)))
+
+        return [
+            _dialogue(f"{iteration}-{row}", request.prompt_ids, reply)
+            for row, (request, reply) in enumerate(zip(requests, asyncio.run(replies()), strict=True))
+        ]
 
     def state(self) -> Mapping[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def _recorded(prompts: Sequence[tuple[int, ...]], job: Job) -> list[ScoredTrajectory]:
+    """Rows whose replies are random tokens: an update costs the same whatever they say."""
+    from slea_llm.types import Generation
+
+    draw = random.Random(0)  # noqa: S311  no secret
+    return [
+        _dialogue(
+            str(row),
+            prompt,
+            Generation(
+                token_ids=tuple(draw.choices([token for one in prompts for token in one], k=job.new_tokens)),
+                logprobs=(-5.0,) * job.new_tokens,
+                finish_reason="length",
+                policy_version=0,
+            ),
+        )
+        for row, prompt in enumerate(_of_iteration(prompts, job, 0))
+    ]
 
 
 def _dialogue(name: str, prompt: tuple[int, ...], reply: Generation) -> ScoredTrajectory:
@@ -279,20 +294,68 @@ def _dialogue(name: str, prompt: tuple[int, ...], reply: Generation) -> ScoredTr
     return ScoredTrajectory(trajectory=trajectory, steps=(step,), scores=(), parser="benchmark")
 
 
+def _of_iteration(prompts: Sequence[tuple[int, ...]], job: Job, iteration: int) -> list[tuple[int, ...]]:
+    """The prompt of every row: the next few of the list, each for a whole group."""
+    groups = job.rows // job.group
+    chosen = [prompts[(iteration * groups + number) % len(prompts)] for number in range(groups)]
+    return [prompt for prompt in chosen for _ in range(job.group)]
+
+
+def _prompt_ids(job: Job) -> tuple[list[tuple[int, ...]], int]:
+    """The prompts' ids, and an id to pad with."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(job.base)
+    return [tuple(tokenizer(text)["input_ids"]) for text in job.prompts], int(tokenizer.eos_token_id)
+
+
+def _model_settings(job: Job, critic: Critic) -> ModelSettings:
+    from slea_llm.settings import ModelSettings
+
+    return ModelSettings(base=job.base, lora_rank=LORA_RANK, lora_alpha=LORA_ALPHA, critic=critic)
+
+
+def _trainer_settings(job: Job) -> TrainerSettings:
+    from slea_llm.settings import TrainerSettings
+
+    return TrainerSettings(
+        iterations=ENDLESS,
+        epochs=1,
+        minibatch=job.rows,
+        microbatch=job.rows,
+        learning_rate=LEARNING_RATE,
+        critic_learning_rate=LEARNING_RATE,
+        target_kl=0.0,
+    )
+
+
+def _streams() -> dict[str, StreamSettings]:
+    from slea_llm.settings import StreamSettings
+
+    return {"outcome": StreamSettings(sources=("outcome",))}
+
+
+def _crediting(streams: Mapping[str, StreamSettings]) -> Crediting:
+    from slea_llm.credit.nested_gae import NestedGae
+    from slea_llm.crediting import Crediting
+
+    return Crediting(streams, [], NestedGae(NestedGae.Config(), streams=streams))
+
+
+def _losses() -> tuple[LossTerm, ...]:
+    from slea_llm.losses.ppo import PpoConfig, PpoLoss
+    from slea_llm.losses.value import ValueConfig, ValueLoss
+
+    return PpoLoss(PpoConfig()), ValueLoss(ValueConfig())
+
+
 def _now() -> tuple[float, float]:
     """Seconds on the clock and of this process's CPU time."""
     return time.perf_counter(), time.process_time()
 
 
 def _sample(
-    job: Job,
-    seconds: Mapping[str, float],
-    cpu: Mapping[str, float],
-    probe: MemoryProbe,
-    resident: float,
-    *,
-    update_peak: float | None = None,
+    job: Job, seconds: Mapping[str, float], cpu: Mapping[str, float], probe: MemoryProbe, resident: float
 ) -> Sample:
-    peak = probe.peak() if update_peak is None else update_peak
-    memory = {"update": peak, "update_above": peak - resident, "process": probe.whole_peak()}
-    return Sample(seconds=seconds, cpu=cpu, tokens=job.rows * job.new_tokens, memory=memory)
+    peak = probe.peak()
+    return Sample(seconds=seconds, cpu=cpu, tokens=job.trained, memory={"peak": peak, "added": peak - resident})
