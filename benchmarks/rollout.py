@@ -128,7 +128,7 @@ def generate_rounds(gate: Gate, job: Job) -> None:
 
     memory = MemoryProbe()
     config = VllmGenerator.Config(sync="merged", max_num_seqs=job.concurrency)
-    set_defaults(config.kv_cache_gib)
+    set_defaults()
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 

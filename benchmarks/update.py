@@ -167,7 +167,7 @@ def _rows_table(base: str, dialogues: int) -> str:
     chat = ChatTokenizer(load_tokenizer(ModelSettings(base=base)), thoughts="keep")
     counts: dict[int, list[tuple[int, int, int]]] = {}
     for dialogue in islice(_dialogues(), dialogues):
-        ids, trained = chat.encode_dialogue(dialogue)
+        ((ids, trained),) = chat.encode_rows(dialogue)
         ends = [at for at in range(1, len(ids) + 1) if trained[at - 1] and (at == len(ids) or not trained[at])]
         counts.setdefault(len(ends), []).append((sum(trained), len(ids), sum(ends)))
     everything = [one for several in counts.values() for one in several]
