@@ -51,6 +51,7 @@ class PolicyCritic(nn.Module):
                 {"use_reentrant": False, "context_fn": self._adapters.checkpoint_contexts}
             )
             base.disable_input_require_grads()  # only reentrant checkpoints need it; it costs a backward pass more
+        self.train()  # transformers checkpoints in training mode only, which changes nothing else: no dropout is left
         self._plain = not _shortcut_is_exact(base)
         if self._plain:
             warnings.warn(

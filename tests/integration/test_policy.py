@@ -208,6 +208,19 @@ def test_gradient_checkpointing_changes_no_gradient(base: Path, critic: str) -> 
         assert torch.allclose(gradient, found[1][name], atol=1e-10), name
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_built_policy_runs_its_layers_again_only_when_it_checkpoints(base: Path, checkpointing: bool) -> None:
+    model = made(base, critic="shared_trunk", gradient_checkpointing=checkpointing)
+    first = model.model.base_model.model.get_decoder().layers[0]
+    calls: list[int] = []
+    first.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    batch = batch_of(experiences(model))
+    calls.clear()
+    outputs = model(batch)
+    outputs.logprobs.sum().backward()
+    assert len(calls) == 1 + checkpointing
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_micro_batches_padding_and_order_change_neither_loss_nor_gradient(base: Path, size: int) -> None:
     model = shaken(made(base))
