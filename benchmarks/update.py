@@ -64,10 +64,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--prompt-tokens",
         type=int,
-        default=256,
-        help="tokens of a row that are read only (default 256: of an order dialogue's row a fifth is sampled)",
+        default=128,
+        help="tokens of a row that are read only (default 128: of an order dialogue's row a fifth is sampled)",
     )
-    parser.add_argument("--new-tokens", type=int, default=64, help="tokens of a row that are trained (default 64)")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of a row that are trained (default 32)")
     parser.add_argument("--repeats", type=int, default=3, help="measured rounds of each side (default 3)")
     parser.add_argument("--dialogues", type=int, default=64, help="scripted dialogues to count tokens in (default 64)")
     parser.add_argument("--only-update", action="store_true", help="leave the iterations, which need vllm, out")
