@@ -23,7 +23,7 @@ NAMED_SLOTS = "$slot"
 """In a condition: every slot that the step names; in a rationale: their names."""
 
 SLOT_CONDITIONS = ("slot_missing", "slot_filled", "slot_confirmed", "slot_unconfirmed", "slot_unneeded")
-FLAG_CONDITIONS = ("slot_named", "all_filled", "none_filled", "all_confirmed", "placed")
+FLAG_CONDITIONS = ("slot_named", "missing_named", "all_filled", "none_filled", "all_confirmed", "placed")
 CONDITIONS = (*SLOT_CONDITIONS, *FLAG_CONDITIONS)
 
 _TAG = re.compile(r"</?[^\W\d][\w.-]*[ \t]*>")
@@ -89,6 +89,8 @@ class _Case:
     def _one(name: str, wanted: Any, slots: _Slots, named: frozenset[str]) -> bool:
         if name == "slot_named":
             return bool(named) is wanted
+        if name == "missing_named":
+            return (slots.slots("slot_missing") <= named) is wanted
         if name in FLAG_CONDITIONS:
             return slots.flag(name) is wanted
         asked = named if wanted == NAMED_SLOTS else frozenset([wanted] if isinstance(wanted, str) else wanted)

@@ -74,15 +74,15 @@ ASKS = [
     ("time", "Ask when.", "When do you want it?"),
     ("phone", "Need phone.", "What is your phone number?"),
     ("phone", "The phone number is unclear.", "Which phone number can I call?"),
-    ("dish", "缺菜名。", "请问要什么菜？"),
+    ("dish", "问菜名。", "请问要什么菜？"),
     ("dish", "还不知道菜名。", "您想吃什么？"),
-    ("quantity", "缺份数。", "请问要几份？"),
-    ("quantity", "还差数量。", "一共几份？"),
-    ("address", "缺地址。", "请问地址是什么？"),
+    ("quantity", "问份数。", "请问要几份？"),
+    ("quantity", "还差数量，问一下。", "一共几份？"),
+    ("address", "问地址。", "请问地址是什么？"),
     ("address", "1. 用户说了菜名。\n2. 缺地址。\n3. 我来问地址。", "请问送到哪里？"),
-    ("time", "缺时间。", "请问几点送？"),
+    ("time", "问时间。", "请问几点送？"),
     ("time", "需要问时间。", "什么时候送？"),
-    ("phone", "缺电话。", "请问电话是多少？"),
+    ("phone", "问电话。", "请问电话是多少？"),
     ("phone", "No phone number yet.", "How can we reach you?"),
     ("phone", "没有电话。", "请留一个手机号码。"),
 ]
@@ -101,6 +101,23 @@ def test_asking_is_good_while_the_slot_is_missing_and_bad_after(slot: str, thoug
 def test_asking_for_what_the_order_does_not_need_is_bad(slot: str, thought: str, reply: str) -> None:
     before = {**NOTHING, "required": list(others(slot))}
     assert scores(f"<think>{thought}</think>{reply}", before) == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize(("both", "one"), [("Missing time, phone.", "Missing phone."), ("缺时间、电话。", "缺电话。")])
+def test_a_list_of_what_is_missing_must_be_whole(both: str, one: str) -> None:
+    two_missing = state(("dish", "quantity", "address"))
+    assert scores(f"<think>{both}</think>", two_missing) == [1.0]
+    assert scores(f"<think>{one}</think>", two_missing) == [-0.5]
+    assert scores(f"<think>{one}</think>", state(others("phone"))) == [1.0]
+    assert scores(f"<think>{both}</think>", state(others("phone"))) == [-1.0]
+    assert scores(f"<think>{one}</think>", WHOLE) == [-1.0]
+    assert scores("<think>Missing phone, ask for it.</think>", two_missing) == [1.0], "a plan, no list"
+
+
+@pytest.mark.parametrize("thought", ["Nothing missing.", "不缺什么。"])
+def test_nothing_missing_leaves_out_that_the_user_agreed(thought: str) -> None:
+    text = f"<think>{thought}</think>"
+    assert [scores(text, NOTHING), scores(text, WHOLE), scores(text, AGREED)] == [[-1.0], [1.0], [0.0]]
 
 
 READ_BACKS = [
