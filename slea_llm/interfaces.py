@@ -203,7 +203,10 @@ class LossTerm(Protocol):
     weight: float
 
     def denominator(self, batch: Batch) -> torch.Tensor:
-        """The count of this term's units in a micro-batch (scalar); summed over micro-batches and ranks it divides."""
+        """The count of this term's units in a micro-batch (scalar); summed over micro-batches and ranks it divides.
+
+        A sum of 0 divides by 1: a term that is a plain sum returns 0.
+        """
         ...
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue: ...

@@ -340,10 +340,12 @@ class ModelOutputs:
 class LossValue:
     """One loss term over one micro-batch: the *sum* over its units; the trainer divides by the update's global count.
 
-    `metrics` are sums too, divided by the same count. `extremes` are reduced by maximum.
+    `metrics` are sums too, divided by the same count, or by `metric_units` where the loss is divided by something
+    else. `extremes` are reduced by maximum.
     """
 
     total: torch.Tensor
+    metric_units: torch.Tensor | None = None
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
     extremes: Mapping[str, torch.Tensor] = field(default_factory=dict)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.settings import TrainerSettings
 
+_UNITS = ""  # the key, after the term's name, of what its metrics are divided by
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
@@ -133,6 +135,8 @@ class Updater:
             value = term(outputs, batch)
             loss = loss + value.total * (term.weight * scale / denominators[term.name])
             _add(sums, f"{term.name}/loss", value.total)
+            if value.metric_units is not None:
+                _add(sums, f"{term.name}/{_UNITS}", value.metric_units)
             for key, total in value.metrics.items():
                 _add(sums, f"{term.name}/{key}", total)
             for key, extreme in value.extremes.items():
@@ -149,9 +153,10 @@ class Updater:
     ) -> _Totals:
         totals = dict(zip(sums, self._reducer.sum([float(value) for value in sums.values()]), strict=True))
         peaks = dict(zip(extremes, self._reducer.max([float(value) for value in extremes.values()]), strict=True))
-        metrics = {name: total / denominators[name.partition("/")[0]] for name, total in totals.items()}
+        units = {name: totals.pop(f"{name}/{_UNITS}", count) or 1.0 for name, count in denominators.items()}
+        metrics = {name: total / units[name.partition("/")[0]] for name, total in totals.items()}
         for term in self._losses:
-            loss = metrics[f"{term.name}/loss"]
+            loss = metrics[f"{term.name}/loss"] = totals[f"{term.name}/loss"] / denominators[term.name]
             if not np.isfinite(loss):
                 self.optimizer.zero_grad()
                 raise TrainingError(f"loss term {term.name!r} is {loss}; nothing was stepped")

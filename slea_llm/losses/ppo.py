@@ -29,9 +29,10 @@ class PpoConfig:
     importance_cap: float = 2.0
     """Cap C of the weight min(p_proximal / p_behaviour, C) per token, at least 1. 0: no such weight."""
     aggregation: Aggregation = "token-mean"
-    """What is averaged: all tokens; or trajectories, each by the mean or the sum (over `norm_length`) of its tokens."""
+    """What is averaged: all tokens; or trajectories, each by the mean or the sum of its tokens. The last is no mean but
+    the sum over all tokens divided by the constant `norm_length`: a larger minibatch is a larger loss."""
     norm_length: int = 1024
-    """Tokens that `seq-mean-token-sum-norm` divides every trajectory's sum by, at least 1."""
+    """What `seq-mean-token-sum-norm` divides by, at least 1."""
 
 
 class PpoLoss:
@@ -64,7 +65,13 @@ class PpoLoss:
         self.weight = config.weight
 
     def denominator(self, batch: Batch) -> torch.Tensor:
-        """Policy tokens of the batch, or its trajectories that hold any."""
+        """Policy tokens of the batch, its trajectories that hold any, or 0 for the aggregation that is a plain sum."""
+        if self.config.aggregation == "seq-mean-token-sum-norm":
+            return torch.zeros((), dtype=torch.long, device=batch.trajectory.device)
+        return self._units(batch)
+
+    def _units(self, batch: Batch) -> torch.Tensor:
+        """What metrics are averaged over: policy tokens, or trajectories that hold any."""
         if self.config.aggregation == "token-mean":
             return batch.policy_mask.sum()
         trained = batch.trajectory[batch.trajectory_tokens > 0]
@@ -99,7 +106,7 @@ class PpoLoss:
             }
             sums = {name: masked_sum(value, mask) for name, value in metrics.items()}
             extremes = {"ratio_max": masked(ratio, mask).max(), "sampler_gap_max": masked(gap.abs(), mask).max()}
-        return LossValue(total=masked_sum(loss, mask), metrics=sums, extremes=extremes)
+        return LossValue(total=masked_sum(loss, mask), metrics=sums, extremes=extremes, metric_units=self._units(batch))
 
     def _unit(self, batch: Batch) -> torch.Tensor:
         """(B, 1): what one token counts for in the sum."""

@@ -111,6 +111,34 @@ def test_accumulation_equals_the_big_batch(pieces: list[list[float]]) -> None:
     assert one.v.item() == pytest.approx(many.v.item(), abs=1e-9)
 
 
+class Sum(Mean):
+    """A plain sum as the loss, with a metric that is a mean over tokens all the same."""
+
+    def denominator(self, batch: Batch) -> torch.Tensor:
+        return torch.zeros_like(batch.policy_mask.sum())
+
+    def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue:
+        value = super().__call__(outputs, batch)
+        return LossValue(
+            total=value.total, metrics={"mean": value.total.detach()}, metric_units=batch.policy_mask.sum()
+        )
+
+
+@pytest.mark.parametrize("pieces", [[[1.0, 1, 1, 1, 4]], [[1.0, 1, 1, 1], [4.0]]])
+def test_a_loss_that_is_a_sum_is_not_divided_and_its_metrics_are(pieces: list[list[float]]) -> None:
+    model = Scale()
+    report = updater(model, losses=[Sum("policy"), Mean("critic", values=True)]).run(
+        [batch(piece) for piece in pieces], train_policy=True
+    )
+    assert report.metrics["policy/loss"] == pytest.approx(8.0)
+    assert report.metrics["policy/mean"] == pytest.approx(1.6)
+    assert model.w.item() == pytest.approx(1 - 8.0)
+    assert set(report.metrics) == {
+        "policy/loss", "policy/mean", "critic/loss", "update/kl", *(f"grad_norm/{n}" for n in ("policy", "critic")),
+        *(f"learning_rate/{n}" for n in ("policy", "critic")),
+    }  # fmt: skip
+
+
 def test_a_dummy_micro_batch_changes_nothing() -> None:
     plain, padded = Scale(), Scale()
     updater(plain).run([batch([1, 2])], train_policy=True)
