@@ -191,9 +191,9 @@ class TinySettings:
     """A model made from nothing: a Llama with random weights and a tokenizer trained on scripted dialogues."""
 
     hidden: int = 128
-    """Width; heads x 64, the head size that engines serve on every device."""
     layers: int = 2
     heads: int = 2
+    """Each of size 64, which engines serve on every device, whatever the width."""
     vocab_size: int = 2048
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ TURN_END = "<|im_end|>"
 SPECIAL_TOKENS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
 # One id each, but ordinary text: a reply decoded without special tokens keeps them, so parsers see them.
 MARKUP_TOKENS: tuple[str, ...] = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+HEAD_SIZE = 64
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS)
 
 # ChatML that only ever appends: every message renders the same whatever follows it, thoughts are kept verbatim, and
@@ -89,12 +90,9 @@ def make_tiny(
 ) -> Path:
     """Write a Hugging Face folder with a random Llama and its tokenizer; equal arguments give equal bytes.
 
-    `hidden / heads` is the head size; the vLLM engine on a CPU wants 64 (the default). The embedding has exactly as
-    many rows as the tokenizer has entries. Returns the folder.
-    Raises ConfigError when `heads` does not divide `hidden`.
+    Every head has the size that the vLLM engine wants on a CPU, whatever the width. The embedding has exactly as many
+    rows as the tokenizer has entries. Returns the folder.
     """
-    if hidden % heads:
-        raise ConfigError(f"hidden size {hidden} is not divisible by {heads} heads")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(texts, vocab_size=vocab_size, max_length=max_length)
@@ -105,6 +103,7 @@ def make_tiny(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
+        head_dim=HEAD_SIZE,
         max_position_embeddings=max_length,
         tie_word_embeddings=False,
         bos_token_id=None,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from slea_llm.errors import ConfigError
 from slea_llm.models.loading import check_vocabulary, disable_dropout, load_base, load_tokenizer
@@ -170,8 +170,12 @@ def test_chat_template_marks_what_the_assistant_samples() -> None:
     assert made.decode(ids) == "<think>x</think>ok<|im_end|>"
 
 
-def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocab_size 100 is below 263"):
         make_tiny(tmp_path, TEXTS, vocab_size=100, seed=0)
-    with pytest.raises(ConfigError, match="not divisible by 3 heads"):
-        make_tiny(tmp_path, TEXTS, vocab_size=300, hidden=32, heads=3, seed=0)
+
+
+def test_heads_have_the_size_that_the_engine_serves(tmp_path: Path) -> None:
+    make_tiny(tmp_path, TEXTS, vocab_size=300, hidden=32, heads=3, seed=0)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.head_dim, config.num_attention_heads, config.hidden_size) == (64, 3, 32)
