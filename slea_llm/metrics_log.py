@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from slea_llm.errors import StorageError
 from slea_llm.storage import cut_back
@@ -70,6 +74,15 @@ class PhaseClock:
         seconds = {name: round(value, 3) for name, value in self._seconds.items()}
         self._seconds = {}
         return seconds
+
+
+def peak_memory() -> dict[str, float]:
+    """Most memory that this process has held so far, in GiB: `resident`, and `accelerator` (0 without one)."""
+    # ru_maxrss is in KiB, on macOS in bytes.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    allocated = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    return {"resident": round(resident, 3), "accelerator": round(allocated, 3)}
 
 
 def episode_metrics(trajectories: Sequence[Trajectory], *, policy_version: int, reducer: Reducer) -> dict[str, float]:

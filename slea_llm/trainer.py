@@ -16,7 +16,7 @@ from slea_llm import checkpoint, startup_checks
 from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
-from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, update_metrics
+from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, peak_memory, update_metrics
 from slea_llm.models.stats import token_stats
 from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
@@ -288,15 +288,16 @@ class Trainer:
             )
 
     def _record(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """One line of metrics, the same on every rank and written by the first; `seconds` are each rank's own."""
+        """One line of metrics, the same on every rank and written by the first; seconds and peaks are its own."""
         metrics, self._metrics = self._metrics, {}
-        seconds = self._clock.reset()
+        seconds, peak = self._clock.reset(), peak_memory()
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
         if self._settings.trackers:
-            timed = {f"seconds/{name}": value for name, value in seconds.items()}
-            self._accelerator.log({**counters, **metrics, **timed}, step=self.iteration)
+            own = {f"seconds/{name}": value for name, value in seconds.items()}
+            own |= {f"peak_gib/{name}": value for name, value in peak.items()}
+            self._accelerator.log({**counters, **metrics, **own}, step=self.iteration)
         if self._accelerator.is_main_process:
-            self._log.append({**counters, "metrics": metrics, "seconds": seconds})
+            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak})
         return metrics, seconds
 
     def _save_when_due(self) -> None:

@@ -81,6 +81,7 @@ class TrainingRun:
             trainer.run(until=until)
             if trainer.iteration == recipe.trainer.iterations:
                 self._evaluate(session, "after", trainer.policy_version)
+            self._say_memory()
         finally:
             session.generator.close()
 
@@ -132,6 +133,17 @@ class TrainingRun:
                 report=say,
             ),
         )
+
+    def _say_memory(self) -> None:
+        from slea_llm.distributed import AcceleratorReducer
+        from slea_llm.metrics_log import peak_memory
+
+        own = peak_memory()
+        most = AcceleratorReducer(self._accelerator).max(list(own.values()))
+        parts = ", ".join(f"{name} {peak:.2f} GiB" for name, peak in zip(own, most, strict=True) if peak)
+        if self._accelerator.is_main_process:
+            whose = "" if self._rank.world_size == 1 else " of the largest process"
+            say(f"peak memory{whose}: {parts}")
 
     def _resume(self, trainer: Trainer) -> None:
         from slea_llm import checkpoint

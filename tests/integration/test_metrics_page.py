@@ -41,7 +41,8 @@ def emitted(tmp_path: Path) -> set[str]:
     names: set[str] = set()
     for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        names |= {f"seconds/{phase}" for phase in record.pop("seconds")}
+        for own in ("seconds", "peak_gib"):
+            names |= {f"{own}/{name}" for name in record.pop(own)}
         names |= record.pop("metrics").keys() | record.keys()
     for pattern, placeholder in PLACEHOLDERS.items():
         names = {re.sub(rf"^{pattern}$", placeholder, name) for name in names}
