@@ -24,7 +24,9 @@ NAMED_SLOTS = "$slot"
 
 SLOT_CONDITIONS = ("slot_missing", "slot_filled", "slot_confirmed", "slot_unconfirmed", "slot_unneeded")
 FLAG_CONDITIONS = ("slot_named", "missing_named", "all_filled", "none_filled", "all_confirmed", "placed")
-CONDITIONS = (*SLOT_CONDITIONS, *FLAG_CONDITIONS)
+LAST_STEP = "last_step"
+"""A condition on the step alone: whether it is the last of its turn."""
+CONDITIONS = (*SLOT_CONDITIONS, *FLAG_CONDITIONS, LAST_STEP)
 
 _TAG = re.compile(r"</?[^\W\d][\w.-]*[ \t]*>")
 
@@ -79,11 +81,14 @@ class _Case:
     score: float
     rationale: str
 
-    def holds(self, state: State, named: frozenset[str]) -> bool:
-        if not self.when:
+    def holds(self, state: State, named: frozenset[str], *, last: bool) -> bool:
+        when = dict(self.when)
+        if when.pop(LAST_STEP, last) is not last:
+            return False
+        if not when:
             return True
         slots = _Slots.of(state)
-        return all(self._one(name, wanted, slots, named) for name, wanted in self.when.items())
+        return all(self._one(name, wanted, slots, named) for name, wanted in when.items())
 
     @staticmethod
     def _one(name: str, wanted: Any, slots: _Slots, named: frozenset[str]) -> bool:
@@ -164,17 +169,21 @@ class KnowledgeBase:
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
         """A word on every leaf step, each score in [-1, 1]; `parts` names the pattern that decided."""
         states = {turn.index: turn.state_before for turn in trajectory.turns}
-        return tuple(self._judge(step, states[step.turn]) for step in leaf_steps(steps))
+        leaves = leaf_steps(steps)
+        last = {step.turn: step for step in leaves}
+        return tuple(self._judge(step, states[step.turn], last=last[step.turn] is step) for step in leaves)
 
-    def _judge(self, step: Step, state: State) -> ScoredStep:
+    def _judge(self, step: Step, state: State, *, last: bool) -> ScoredStep:
         text = " ".join(unicodedata.normalize("NFKC", _TAG.sub(" ", step.text)).split())
         try:
             for pattern in self._patterns:
                 if step.kind not in pattern.kinds:
                     continue
                 named = pattern.find(text, self._aliases)
-                case = next((c for c in pattern.cases if named is not None and c.holds(state, named)), None)
-                if case is not None and named is not None:
+                if named is None:
+                    continue
+                case = next((case for case in pattern.cases if case.holds(state, named, last=last)), None)
+                if case is not None:
                     words = case.rationale.replace(NAMED_SLOTS, ", ".join(sorted(named)))
                     return self._word(step, score=case.score, rationale=words, parts={pattern.name: case.score})
         except _NoStateError as error:
@@ -253,7 +262,7 @@ def _case(place: str, entry: Any, aliases: Mapping[str, Any]) -> _Case:
     when = entry.get("when", {})
     _check_keys(f"{place}, when", when, optional=CONDITIONS)
     for name, wanted in when.items():
-        if name in FLAG_CONDITIONS:
+        if name in FLAG_CONDITIONS or name == LAST_STEP:
             if not isinstance(wanted, bool):
                 raise ConfigError(f"{place}: condition {name} takes true or false, not {wanted!r}")
             continue

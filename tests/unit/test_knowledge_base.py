@@ -106,18 +106,27 @@ def test_asking_for_what_the_order_does_not_need_is_bad(slot: str, thought: str,
 @pytest.mark.parametrize(("both", "one"), [("Missing time, phone.", "Missing phone."), ("缺时间、电话。", "缺电话。")])
 def test_a_list_of_what_is_missing_must_be_whole(both: str, one: str) -> None:
     two_missing = state(("dish", "quantity", "address"))
-    assert scores(f"<think>{both}</think>", two_missing) == [1.0]
-    assert scores(f"<think>{one}</think>", two_missing) == [-0.5]
-    assert scores(f"<think>{one}</think>", state(others("phone"))) == [1.0]
-    assert scores(f"<think>{both}</think>", state(others("phone"))) == [-1.0]
-    assert scores(f"<think>{one}</think>", WHOLE) == [-1.0]
-    assert scores("<think>Missing phone, ask for it.</think>", two_missing) == [1.0], "a plan, no list"
+
+    def first(thought: str, before: dict[str, Any]) -> float | None:
+        return scores(f"<think>{thought}</think>So.", before)[0]
+
+    assert first(both, two_missing) == 1.0
+    assert first(one, two_missing) == -0.5
+    assert first(one, state(others("phone"))) == 1.0
+    assert first(both, state(others("phone"))) == -1.0
+    assert first(one, WHOLE) == -1.0
+    assert first("Missing phone, ask for it.", two_missing) == 1.0, "a plan, no list"
 
 
 @pytest.mark.parametrize("thought", ["Nothing missing.", "不缺什么。"])
 def test_nothing_missing_leaves_out_that_the_user_agreed(thought: str) -> None:
-    text = f"<think>{thought}</think>"
-    assert [scores(text, NOTHING), scores(text, WHOLE), scores(text, AGREED)] == [[-1.0], [1.0], [0.0]]
+    text = f"<think>{thought}</think>So."
+    assert [scores(text, before)[0] for before in (NOTHING, WHOLE, AGREED)] == [-1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["<think>Place it.</think>", '<think>Place it."name": "place_order"}</tool_call>'])
+def test_a_thought_that_nothing_follows_is_bad_whatever_it_plans(text: str) -> None:
+    assert scores(text, AGREED) == [-1.0]
 
 
 READ_BACKS = [
