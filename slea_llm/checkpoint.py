@@ -100,7 +100,10 @@ def latest_complete(root: Path, *, report: Callable[[str], None]) -> Path | None
 def prune(root: Path, *, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints. Call it only after the newest one is written."""
     for folder in _numbered(root)[: -max(keep, 1)]:
-        shutil.rmtree(folder)
+        # Renamed first: an interrupt must leave no folder that looks like a checkpoint and is half gone.
+        doomed = folder.with_name(f".{folder.name}.partial-pruned")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def _numbered(root: Path) -> list[Path]:

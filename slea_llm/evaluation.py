@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.interfaces import Environment
 from slea_llm.measures import mean_lengths, wilson
 from slea_llm.settings import EvaluationSettings
+from slea_llm.storage import atomic_write, read_json_lines
 from slea_llm.types import TERMINATIONS, Task, Trajectory
 
 
@@ -93,3 +96,15 @@ def report(trajectories: Sequence[Trajectory], *, expected: int | None = None) -
         mean_return=sum(trajectory.outcome or 0.0 for trajectory in finished) / n,
         terminations={name: counts[name] for name in TERMINATIONS if counts[name]},
     )
+
+
+def record(path: Path, report: EvaluationReport, *, moment: str, policy_version: int) -> None:
+    """Put a report into a JSON-lines file; the file is replaced as a whole, so that no line is ever torn.
+
+    A resumed run that evaluates a moment for the second time replaces what was said of it the first time.
+    """
+    known = [line.value for line in read_json_lines(path)] if path.exists() else []
+    kept = [one for one in known if one.get("moment") != moment]
+    lines = [*kept, {"moment": moment, "policy_version": policy_version, **report.to_dict()}]
+    with atomic_write(path) as file:
+        file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in lines)

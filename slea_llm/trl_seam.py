@@ -96,6 +96,8 @@ def make_trainer(
         per_device_train_batch_size=settings.batch,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine",
+        warmup_steps=0.05,
+        adam_beta2=0.98,
         seed=settings.seed,
         # Rows of like length share a batch: less padding.
         train_sampling_strategy="group_by_length",

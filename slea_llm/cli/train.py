@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,7 +157,7 @@ class TrainingRun:
         from accelerate.utils import gather_object
 
         from slea_llm.collection import panel_player
-        from slea_llm.evaluation import evaluate, panel
+        from slea_llm.evaluation import evaluate, panel, record
 
         settings = self._recipe.evaluation
         if not settings.tasks:
@@ -178,7 +177,5 @@ class TrainingRun:
         report = evaluate(play, tasks)
         if self._accelerator.is_main_process:
             say(f"{moment}: {report.line()}")
-            record = {"moment": moment, "policy_version": policy_version, **report.to_dict()}
-            with (self._output / "evaluation.jsonl").open("a", encoding="utf-8") as handle:
-                handle.write(json.dumps(record, ensure_ascii=False) + "\n")
+            record(self._output / "evaluation.jsonl", report, moment=moment, policy_version=policy_version)
         return report

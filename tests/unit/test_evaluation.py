@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from slea_llm.errors import ConfigError, EpisodeError
-from slea_llm.evaluation import evaluate, panel, report
+from slea_llm.evaluation import evaluate, panel, record, report
 from slea_llm.interfaces import Environment
 from slea_llm.settings import EvaluationSettings
 from slea_llm.types import Task, Termination, Trajectory
@@ -84,3 +85,12 @@ def test_panel_is_fixed_and_starts_at_its_seed() -> None:
     assert panel(environment(lambda seed: f"order-{seed}"), settings) == first
     with pytest.raises(ConfigError, match="task id 'same'"):
         panel(environment(lambda _: "same"), settings)
+
+
+def test_a_moment_that_is_evaluated_again_replaces_what_was_said_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "evaluation.jsonl"
+    for moment, version in [("before", 0), ("iteration 5", 5), ("iteration 5", 5), ("after", 9)]:
+        record(path, report(DIALOGUES[: version or 3]), moment=moment, policy_version=version)
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["moment"] for line in lines] == ["before", "iteration 5", "after"]
+    assert [path.name for path in path.parent.iterdir()] == ["evaluation.jsonl"]
