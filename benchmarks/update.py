@@ -32,7 +32,7 @@ def main() -> None:
     rounds = arguments.repeats
     updates = race(
         {
-            POLICY: Side(update, job, "shared_trunk"),
+            POLICY: Side(update, job, "none"),
             CRITIC: Side(update, job, "own_adapter"),
             GRPO: Side(grpo, job, True),
         },
@@ -47,7 +47,7 @@ def main() -> None:
     rounds = max(1, arguments.repeats - 1)
     iterations = race(
         {
-            POLICY: Side(iteration, job, "shared_trunk"),
+            POLICY: Side(iteration, job, "none"),
             CRITIC: Side(iteration, job, "own_adapter"),
             GRPO: Side(grpo, job, False),
         },

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from slea_llm.settings import ModelSettings, StreamSettings, TrainerSettings
     from slea_llm.types import Generation, ScoredTrajectory
 
-Critic = Literal["shared_trunk", "own_adapter"]
-"""`shared_trunk` is a linear head of one output on the policy's own states: the policy's update and next to nothing
-else. `own_adapter` is the project's default, with all its cost."""
+Critic = Literal["none", "own_adapter"]
+"""`none`: the policy alone, its ratio starting from the sampler's log-probabilities: what GRPOTrainer does as well.
+`own_adapter` is the project's default, with all its cost."""
 
 LORA_RANK, LORA_ALPHA = 16, 32
 LEARNING_RATE = 1e-5
@@ -137,14 +137,14 @@ def update(gate: Gate, job: Job, critic: Critic) -> None:
     from slea_llm.models.stats import token_stats
     from slea_llm.updates import Updater
 
-    streams, settings = _streams(), _trainer_settings(job)
+    streams, settings = _streams(), _trainer_settings(job, critic)
     prompts, pad_id = _prompt_ids(job)
     model = build(_model_settings(job, critic), streams=tuple(streams), temperature=1.0, seed=0)
     accelerator = make_accelerator(settings)
     reducer = AcceleratorReducer(accelerator)
     updater = Updater(
         model,
-        _losses(),
+        _losses(critic),
         settings=settings,
         total_updates=settings.iterations,
         accelerator=accelerator,
@@ -177,7 +177,7 @@ def iteration(gate: Gate, job: Job, critic: Critic) -> None:
     from slea_llm.settings import RolloutSettings
     from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
-    streams, settings, model = _streams(), _trainer_settings(job), _model_settings(job, critic)
+    streams, settings, model = _streams(), _trainer_settings(job, critic), _model_settings(job, critic)
     prompts, pad_id = _prompt_ids(job)
     engine = VllmGenerator(
         VllmGenerator.Config(),
@@ -194,7 +194,7 @@ def iteration(gate: Gate, job: Job, critic: Critic) -> None:
             settings,
             RolloutSettings(episodes=job.rows, group_size=job.group, max_turns=1, max_reply_tokens=job.new_tokens),
             Parts(
-                losses=_losses(),
+                losses=_losses(critic),
                 collector=SingleTurns(engine, prompts, job),
                 crediting=_crediting(streams),
                 generator=engine,
@@ -315,7 +315,7 @@ def _model_settings(job: Job, critic: Critic) -> ModelSettings:
     return ModelSettings(base=job.base, lora_rank=LORA_RANK, lora_alpha=LORA_ALPHA, critic=critic)
 
 
-def _trainer_settings(job: Job) -> TrainerSettings:
+def _trainer_settings(job: Job, critic: Critic) -> TrainerSettings:
     from slea_llm.settings import TrainerSettings
 
     return TrainerSettings(
@@ -326,6 +326,7 @@ def _trainer_settings(job: Job) -> TrainerSettings:
         learning_rate=LEARNING_RATE,
         critic_learning_rate=LEARNING_RATE,
         target_kl=0.0,
+        proximal="sampler" if critic == "none" else "trainer",
     )
 
 
@@ -342,11 +343,12 @@ def _crediting(streams: Mapping[str, StreamSettings]) -> Crediting:
     return Crediting(streams, [], NestedGae(NestedGae.Config(), streams=streams))
 
 
-def _losses() -> tuple[LossTerm, ...]:
+def _losses(critic: Critic) -> tuple[LossTerm, ...]:
     from slea_llm.losses.ppo import PpoConfig, PpoLoss
     from slea_llm.losses.value import ValueConfig, ValueLoss
 
-    return PpoLoss(PpoConfig()), ValueLoss(ValueConfig())
+    policy = PpoLoss(PpoConfig())
+    return (policy,) if critic == "none" else (policy, ValueLoss(ValueConfig()))
 
 
 def _now() -> tuple[float, float]:

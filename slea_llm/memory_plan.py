@@ -129,7 +129,7 @@ def _trained_parts(shape: ModelShape, model: ModelSettings, trainer: TrainerSett
     policy = shape.adapter_parameters(model.lora_rank, model.lora_targets)
     own = model.critic == "own_adapter"
     critic = shape.adapter_parameters(model.critic_rank, model.lora_targets) if own else 0
-    heads = streams * (shape.hidden + 1)
+    heads = streams * (shape.hidden + 1) if model.critic != "none" else 0
     trainable = policy + critic + heads
     states = dict(_OPTIMIZER_STATES)[trainer.optimizer]
     return [

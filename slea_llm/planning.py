@@ -77,7 +77,18 @@ def _check_losses(recipe: Recipe) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UnsupportedError(f"losses name {', '.join(twice)} twice; give each once, with one weight")
-    if "value" not in names and recipe.credit.name == "nested_gae":
+    critic = recipe.model.critic
+    if critic == "none" and "value" in names:
+        raise UnsupportedError("model.critic none has no values to train; take {name: value} out of losses")
+    if critic == "none" and recipe.trainer.critic_warmup_iterations:
+        raise UnsupportedError("model.critic none cannot be warmed up; set trainer.critic_warmup_iterations to 0")
+    reads_reference = recipe.kl_in_reward > 0 or "reference_kl" in names
+    if recipe.trainer.proximal == "sampler" and (critic != "none" or reads_reference):
+        what = "the reference is read" if critic == "none" else f"model.critic is {critic}"
+        raise UnsupportedError(
+            f"trainer.proximal sampler saves a pass that is needed all the same, since {what}; set it to trainer"
+        )
+    if "value" not in names and critic != "none" and recipe.credit.name == "nested_gae":
         raise UnsupportedError(
             "credit nested_gae reads a critic, but no value loss trains one; add {name: value} to losses"
         )

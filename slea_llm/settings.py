@@ -41,8 +41,9 @@ class ModelSettings:
     lora_alpha: int = 32
     lora_targets: str | tuple[str, ...] = "all-linear"
     """`all-linear` or module names."""
-    critic: Literal["own_adapter", "shared_trunk"] = "own_adapter"
-    """`own_adapter`: value heads on the base with their own adapter; `shared_trunk`: heads on the policy's trunk."""
+    critic: Literal["own_adapter", "shared_trunk", "none"] = "own_adapter"
+    """`own_adapter`: value heads on the base with their own adapter. `shared_trunk`: heads on the policy's trunk,
+    cheap, but the value loss moves the policy too. `none`: all values are 0."""
     critic_rank: int = 16
     gradient_checkpointing: bool = False
 
@@ -133,6 +134,9 @@ class TrainerSettings:
     """Trajectories of one update, over all ranks; divides the episodes of an iteration."""
     microbatch: int = 16
     """Trajectories of one forward pass on one rank."""
+    proximal: Literal["trainer", "sampler"] = "trainer"
+    """Whose log-probabilities PPO's ratio starts from. `trainer`: a pass over the dialogues before the updates of every
+    iteration. `sampler`: those that the sampler gave, which saves the pass; without critic and reference only."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-5
     critic_learning_rate: float = 1e-4

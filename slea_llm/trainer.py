@@ -17,7 +17,7 @@ from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
 from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, peak_memory, update_metrics
-from slea_llm.models.stats import token_stats
+from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
 from slea_llm.updates import Updater, UpdateReport, deal, to_device
@@ -194,6 +194,10 @@ class Trainer:
 
     def _stats(self, scored: Sequence[ScoredTrajectory]) -> list[TokenStats]:
         """What the models say today of each dialogue, in order."""
+        if self._settings.proximal == "sampler" and not self._unchecked:
+            trajectories = [one.trajectory for one in scored]
+            streams = tuple(self._parts.crediting.streams)
+            return sampler_stats(trajectories, streams=streams, critic_version=self.update)
         first_check = self._unchecked and self.policy_version == 0
         with self._clock.phase("stats"):
             stats = token_stats(

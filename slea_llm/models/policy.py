@@ -23,7 +23,7 @@ POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 
 
 class PolicyCritic(nn.Module):
-    """A frozen base with a LoRA adapter for the policy, one for the critic (or none), and a value head a stream.
+    """A frozen base with a LoRA adapter for the policy, perhaps one for the critic, and perhaps a value head a stream.
 
     One `forward` serves policy and critic, so that data-parallel wrappers see every trainable parameter used once an
     update. Logits are made only where a loss reads them. Heads start at zero: the first values are 0.
@@ -44,7 +44,8 @@ class PolicyCritic(nn.Module):
         self.model = self._adapters.model
         width = int(base.get_output_embeddings().in_features)
         device = base.get_output_embeddings().weight.device
-        self._heads: dict[str, nn.Linear] = {name: _zero_head(width, self.dtype, device) for name in self.streams}
+        headed = self.streams if settings.critic != "none" else ()
+        self._heads: dict[str, nn.Linear] = {name: _zero_head(width, self.dtype, device) for name in headed}
         self.value_heads = nn.ModuleDict(self._heads)
         if settings.gradient_checkpointing:
             base.gradient_checkpointing_enable(
@@ -105,7 +106,7 @@ class PolicyCritic(nn.Module):
     def critic_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of what only the value loss trains: the critic's adapter (if it has one) and the heads."""
         heads = [(f"value_head.{name}.weight", head.get_parameter("weight")) for name, head in self._heads.items()]
-        if self.settings.critic == "shared_trunk":
+        if self.settings.critic != "own_adapter":
             return heads
         return [(f"{CRITIC}.{key}", parameter) for key, parameter in self._adapters.parameters(CRITIC)] + heads
 
@@ -187,6 +188,8 @@ class PolicyCritic(nn.Module):
         # Values are regression targets of any size: bfloat16's three digits are too few, whatever autocast says.
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(self.dtype)
+            if not self._heads:
+                return states.new_zeros((*states.shape[:-1], len(self.streams)))
             return torch.cat([head(states) for head in self._heads.values()], dim=-1)
 
     def _values_before(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

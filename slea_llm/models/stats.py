@@ -63,6 +63,26 @@ def token_stats(
     ]
 
 
+def sampler_stats(
+    trajectories: Sequence[Trajectory], *, streams: Sequence[str], critic_version: int
+) -> list[TokenStats]:
+    """One `TokenStats` a trajectory from what its sampler said, without a pass: values 0, `reference` NaN."""
+    found = []
+    for trajectory in trajectories:
+        said = [np.asarray(trace.logprobs)[np.asarray(trace.sampled_mask, dtype=bool)] for trace in trajectory.traces]
+        proximal = np.concatenate(said)
+        found.append(
+            TokenStats(
+                proximal=proximal,
+                reference=np.full_like(proximal, np.nan),
+                values={stream: np.zeros(len(proximal) + 1) for stream in streams},
+                policy_version=trajectory.policy_version,
+                critic_version=critic_version,
+            )
+        )
+    return found
+
+
 def _row(trajectory: int, trace: TokenTrace, name: str) -> _Row:
     sampled = np.asarray(trace.sampled_mask, dtype=bool)
     if sampled[:1].any():

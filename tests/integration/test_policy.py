@@ -187,6 +187,16 @@ def test_one_backward_pass_reaches_every_trainable_parameter(base: Path, critic:
     assert any(name.startswith("critic.") for name in found) == (critic == "own_adapter")
 
 
+def test_without_a_critic_every_value_is_zero_and_only_the_adapter_is_trained(base: Path) -> None:
+    model = shaken(made(base, critic="none"))
+    assert model.critic_parameters() == []
+    outputs = model(batch_of(experiences(model)))
+    assert outputs.values.shape[-1] == len(STREAMS)
+    assert not outputs.values.any()
+    outputs.logprobs.sum().backward()
+    assert all(parameter.grad is not None for _, parameter in model.policy_parameters())
+
+
 def test_a_blank_batch_gives_connected_gradients_of_zero(base: Path) -> None:
     model = shaken(made(base))
     batch = blank(streams=2, pad_id=0, dtype=torch.float64)

@@ -18,6 +18,7 @@ from accelerate.tracking import GeneralTracker
 from slea_llm import checkpoint
 from slea_llm.errors import CheckpointError, ConfigError, StartupCheckError, TrainingError
 from slea_llm.models.policy import PolicyCritic
+from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.records import decode_scored, encode_scored
 from slea_llm.settings import TrainerSettings
 from slea_llm.trainer import Trainer
@@ -214,6 +215,40 @@ def test_the_reference_runs_only_for_the_first_check_when_nothing_reads_it(
     monkeypatch.setattr(PolicyCritic, "reference_pass", counted)
     trainer.run()
     assert set(passes) == ({0, 1, 2, 3} if reads else {0})
+
+
+@pytest.mark.parametrize("proximal", ["trainer", "sampler"])
+def test_the_pass_of_the_trainer_is_left_out_when_the_samplers_word_is_taken(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proximal: Any
+) -> None:
+    """The first iteration makes it all the same: it proves that the sampler's word can be taken."""
+    model = training.policy(base, critic="none")
+    passes: list[int] = []
+    run = PolicyCritic.policy_pass
+
+    def counted(self: PolicyCritic, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        passes.append(trainer.iteration)
+        return run(self, *tensors)
+
+    trainer = training.trainer(
+        model, dataclasses.replace(FAST, proximal=proximal), rounds(model), tmp_path, reference=False
+    )
+    monkeypatch.setattr(PolicyCritic, "policy_pass", counted)
+    trainer.run()
+    assert set(passes) == ({0, 1, 2, 3} if proximal == "trainer" else {0})
+    assert trainer.policy_version == FAST.iterations
+
+
+def test_what_the_sampler_said_is_what_the_trainer_says_of_the_same_weights(model: PolicyCritic) -> None:
+    dialogues = [one.trajectory for one in rounds(model, 1)[0][0]]
+    said = sampler_stats(dialogues, streams=model.streams, critic_version=3)
+    own = token_stats(model, dialogues, microbatch=4, policy_version=0, critic_version=3, pad_id=0, reference=False)
+    for sampled, passed in zip(said, own, strict=True):
+        assert np.allclose(sampled.proximal, passed.proximal, atol=1e-9)
+        assert np.isnan(sampled.reference).all()
+        assert {name: value.shape for name, value in sampled.values.items()} == {
+            name: value.shape for name, value in passed.values.items()
+        }
 
 
 def test_lines_come_through_report_where_there_is_no_terminal(model: PolicyCritic, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def write_base(folder: Path) -> Path:
     return make_tiny(folder, ["an order of two pizzas"], vocab_size=270, hidden=16, layers=1, heads=2, seed=3)
 
 
-def policy(base: Path, *, dtype: Any = "float64", seed: int = 5) -> PolicyCritic:
-    settings = ModelSettings(base=str(base), dtype=dtype, lora_rank=8, critic_rank=8)
+def policy(base: Path, *, dtype: Any = "float64", seed: int = 5, **options: Any) -> PolicyCritic:
+    settings = ModelSettings(base=str(base), dtype=dtype, lora_rank=8, critic_rank=8, **options)
     return build(settings, streams=tuple(STREAMS), temperature=1.0, seed=seed)
 
 
@@ -151,7 +151,11 @@ def trainer(
         settings,
         RolloutSettings(episodes=sum(len(share) for share in shares[0]), max_error_rate=max_error_rate),
         Parts(
-            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig(weight=value_weight)), *more_losses],
+            losses=[
+                PpoLoss(PpoConfig()),
+                *([ValueLoss(ValueConfig(weight=value_weight))] if model.settings.critic != "none" else []),
+                *more_losses,
+            ],
             collector=collector or Recording(shares, rank=int(accelerator.process_index)),
             crediting=crediting(),
             generator=SilentGenerator(),

@@ -77,6 +77,18 @@ def test_a_launch_config_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["kl_in_reward=0.1", "streams.outcome.sources=[outcome, reference_kl]"], "it would count twice"),
         (["evaluation.temperature=0.5"], "a sampler has one temperature"),
         (["model.dtype=float64", "trainer.precision=bf16"], "contradict"),
+        (["model.critic=none"], "no values to train"),
+        (["model.critic=none", "losses=[{name: ppo}]", "trainer.critic_warmup_iterations=2"], "cannot be warmed up"),
+        (["trainer.proximal=sampler"], "since model.critic is own_adapter"),
+        (
+            [
+                "model.critic=none",
+                "losses=[{name: ppo}, {name: reference_kl}]",
+                "trainer.proximal=sampler",
+                "trainer.critic_warmup_iterations=0",
+            ],
+            "since the reference is read",
+        ),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(overrides: list[str], text: str) -> None:
