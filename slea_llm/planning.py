@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,9 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
 
     Raises ConfigError or UnsupportedError.
     """
-    check_components(recipe)
+    components = check_components(recipe)
     _check_losses(recipe)
+    _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
     check_streams(
         recipe.streams,
@@ -69,7 +70,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return list(_odd(recipe))
+    return list(_odd(recipe, components["environment"][0][1]))
 
 
 def _check_losses(recipe: Recipe) -> None:
@@ -101,6 +102,18 @@ def _check_losses(recipe: Recipe) -> None:
         raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
 
 
+def _check_shaping(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> None:
+    """Shaping by a potential leaves the best policy what it was only under the discount of its own stream (Ng 1999)."""
+    for component, config in augmenters:
+        for name, stream in recipe.streams.items():
+            shaped = component.name in stream.sources and getattr(config, "form", "") == "potential"
+            if shaped and config.gamma != stream.gamma_turn:
+                raise UnsupportedError(
+                    f"augmenter {component.name} discounts its potential by gamma {config.gamma}, stream {name} by "
+                    f"gamma_turn {stream.gamma_turn}; give both the same number"
+                )
+
+
 def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:
     groups = recipe.rollout.episodes // recipe.rollout.group_size
     if groups < launch.processes:
@@ -115,8 +128,14 @@ def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:
         )
 
 
-def _odd(recipe: Recipe) -> list[str]:
+def _odd(recipe: Recipe, environment: Any) -> list[str]:
     notes = []
+    own_limit = getattr(environment, "max_turns", recipe.rollout.max_turns)
+    if recipe.rollout.max_turns < own_limit:
+        notes.append(
+            f"rollout.max_turns {recipe.rollout.max_turns} cuts dialogues before the environment's own limit of "
+            f"{own_limit}: they have no outcome and are bootstrapped from the critic; set it to {own_limit}"
+        )
     if recipe.rollout.episodes < 16:
         notes.append(
             f"rollout.episodes {recipe.rollout.episodes}: advantages are whitened over few dialogues; 32 or more"

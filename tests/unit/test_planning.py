@@ -77,6 +77,10 @@ def test_a_launch_config_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["kl_in_reward=0.1", "streams.outcome.sources=[outcome, reference_kl]"], "it would count twice"),
         (["evaluation.temperature=0.5"], "a sampler has one temperature"),
         (["model.dtype=float64", "trainer.precision=bf16"], "contradict"),
+        (
+            ["augmenters=[{name: slot_progress, gamma: 0.9}]", "streams.outcome.sources=[outcome, slot_progress]"],
+            "gamma 0.9, stream outcome by gamma_turn 0.99",
+        ),
         (["model.critic=none"], "no values to train"),
         (["model.critic=none", "losses=[{name: ppo}]", "trainer.critic_warmup_iterations=2"], "cannot be warmed up"),
         (["trainer.proximal=sampler"], "since model.critic is own_adapter"),
@@ -102,6 +106,7 @@ def test_a_process_without_a_group_is_refused() -> None:
 
 
 def test_what_is_odd_is_said_with_its_mend() -> None:
-    notes = planning.check(recipe("rollout.episodes=8", "trainer.minibatch=8", "evaluation.tasks=0"))
-    assert [note.partition(":")[0] for note in notes] == ["rollout.episodes 8", "evaluation.tasks 0"]
+    changes = ["rollout.episodes=8", "trainer.minibatch=8", "evaluation.tasks=0", "rollout.max_turns=4"]
+    said = [" ".join(note.split()[:2]).rstrip(":") for note in planning.check(recipe(*changes))]
+    assert said == ["rollout.max_turns 4", "rollout.episodes 8", "evaluation.tasks 0"]
     assert planning.check(recipe()) == []
