@@ -105,7 +105,9 @@ def faults(pipeline: Pipeline, *, killed: bool) -> Iterator[str]:
     """What is half-written below the folder. A process that was killed may leave scratch folders, nothing else."""
     run = pipeline.folder / "run"
     if not killed:
-        yield from (f"left behind: {path}" for path in pipeline.folder.rglob("*.partial-*"))
+        # An old checkpoint on its way out is renamed first; the next save removes what is left of it.
+        left = (path for path in pipeline.folder.rglob("*.partial-*") if not path.name.endswith("-pruned"))
+        yield from (f"left behind: {path}" for path in left)
     for whole in (pipeline.folder / "base", *run.glob("export*")):
         if whole.is_dir() and not any(whole.glob("*.safetensors")) and not any(whole.rglob("*.safetensors")):
             yield f"{whole} holds no weights"
