@@ -18,6 +18,7 @@ SPECIAL_TOKENS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
 # One id each, but ordinary text: a reply decoded without special tokens keeps them, so parsers see them.
 MARKUP_TOKENS: tuple[str, ...] = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 HEAD_SIZE = 64
+OUTPUT_GAIN = 4.0
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS)
 
 # ChatML that only ever appends: every message renders the same whatever follows it, thoughts are kept verbatim, and
@@ -113,6 +114,9 @@ def make_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    # The last norm bounds every logit. Room is left above what imitation needs, because adapters train below a frozen
+    # output layer: without it no adapter could make an act much likelier than the imitated expert did.
+    torch.nn.init.constant_(model.model.norm.weight, OUTPUT_GAIN)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
