@@ -338,7 +338,7 @@ class Sampler:
         return rendered.ids
 
     def _note(self, kept: _Row, added: Sequence[int], generation: Generation, text: str) -> None:
-        if not kept.ids:
+        if not self._rows or self._rows[-1] is not kept:
             self._rows.append(kept)
         kept.given(added)
         kept.add(generation)

@@ -220,7 +220,8 @@ def test_an_agent_that_never_begins_so_cannot_go_on() -> None:
 
 
 def test_settings_are_checked() -> None:
-    for settings, text in [({"pairs": 1}, "pairs 1"), ({"budget": 0.0}, "budget 0"), ({"budget": 1.1}, r"budget 1\.1")]:
+    wrong: list[tuple[dict[str, Any], str]] = [({"pairs": 1}, "pairs 1"), ({"budget": 0.0}, "budget 0")]
+    for settings, text in [*wrong, ({"budget": 1.1}, r"budget 1\.1")]:
         with pytest.raises(ConfigError, match=text):
             Counterfactual.Config(**settings)
     with pytest.raises(EpisodeError, match="nothing to play: 0 prefixes"):
