@@ -7,8 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,18 +16,16 @@ from slea_llm.evaluators.attribution import monte_carlo_label, paired_difference
 from slea_llm.evaluators.fitted import (
     Example,
     Fitted,
-    baselines,
-    data_facts,
-    equal_weights,
+    FittedEvaluator,
+    Predict,
+    card_of,
+    cross_predict,
     examples,
-    fit_rows,
-    outcomes,
-    quality,
-    split,
+    ridge_of,
 )
 from slea_llm.evaluators.monte_carlo import borders_of, draw
 from slea_llm.evaluators.ridge import Floats, Ridge
-from slea_llm.evaluators.step_features import Moment, moments, row, utterance
+from slea_llm.evaluators.step_features import Moment, row, utterance
 from slea_llm.evaluators.step_table import Grid, StepTable, build_table
 from slea_llm.interfaces import Continuations
 from slea_llm.types import Continued, ScoredStep, ScoredTrajectory, Step, Trajectory, leaf_steps
@@ -164,34 +161,29 @@ def fit_prediction(data: Sequence[ScoredTrajectory], *, seed: int = 0, grid: Gri
     """Fit Q(state, step), a ridge of the outcome on hashed features, and pi(step | situation) over clusters of steps.
 
     Each cluster is spoken for by its most typical step, whose text the card holds. The card's figures are those of Q on
-    dialogues of tasks that the fit has not seen. Raises EvaluatorError without both outcomes.
+    dialogues of tasks that the fit had not seen. Raises EvaluatorError without both outcomes.
     """
     every = examples(data)
-    kept, held = split(every, seed=seed)
     settings = grid or Grid()
-    model = _fit_q(kept, settings.size, seed=seed)
-    predicted = model.predict(np.stack([_q_row(m, settings.size) for example in held for m in example.moments]))
+    rows = [_q_rows(example.moments, settings.size) for example in every]
+
+    def fit_some(numbers: Sequence[int]) -> Predict:
+        model = ridge_of(every, rows, numbers, seed=seed)
+        return lambda number: model.predict(rows[number])
+
+    predicted = cross_predict(every, fit_some, seed=seed)
+    final = ridge_of(every, rows, range(len(every)), seed=seed)
     table = build_table(every, settings, seed=seed)
-    final = _fit_q(every, settings.size, seed=seed)
     card = {
-        "settings": {"size": settings.size, "laplace": settings.laplace, "states": len(table.states)},
-        "data": data_facts(every, held, seed=seed),
-        "labels": "outcome of the dialogue, for every step",
-        "held_out": quality(predicted, outcomes(held)),
-        "baselines": baselines(kept, held, seed=seed),
-        "penalty": final.penalty,
+        **card_of(every, predicted, seed=seed),
+        "settings": {**asdict(settings), "penalty": final.penalty},
         "alternatives": [{"kind": one.kind, "text": one.text} for one in _typical(table, every)],
     }
-    arrays = {**table.arrays(), "weights": final.weights, "bias": np.array([final.bias])}
-    return Fitted(kind=PREDICTION, arrays=arrays, card=card)
+    return Fitted(kind=PREDICTION, arrays={**table.arrays(), **final.arrays()}, card=card)
 
 
-def _q_row(moment: Moment, size: int) -> Floats:
-    return row(moment, size, feedback=False)
-
-
-def _fit_q(data: Sequence[Example], size: int, *, seed: int) -> Ridge:
-    return fit_rows(data, lambda moment: _q_row(moment, size), equal_weights(data), seed=seed)
+def _q_rows(made: Sequence[Moment], size: int) -> Floats:
+    return np.stack([row(moment, size, feedback=False) for moment in made])
 
 
 def _typical(table: StepTable, data: Sequence[Example]) -> list[Moment]:
@@ -202,7 +194,7 @@ def _typical(table: StepTable, data: Sequence[Example]) -> list[Moment]:
     return [flat[int(np.argmin(gaps[:, step]))] for step in range(len(table.steps))]
 
 
-class CounterfactualPrediction:
+class CounterfactualPrediction(FittedEvaluator):
     """Asks a fitted model what other steps would have led to: Q(state, step) - sum over steps of pi Q(state, step').
 
     The form for logs without an environment. The alternatives are the typical steps of each cluster, weighted by how
@@ -211,60 +203,36 @@ class CounterfactualPrediction:
     """
 
     name: ClassVar[str] = PREDICTION
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        folder: str
-        """Folder that `fit_prediction` saved: weights.safetensors and card.json."""
-
-        def __post_init__(self) -> None:
-            if not self.folder:
-                raise ConfigError(f"folder is empty; give the folder of a fitted {PREDICTION}")
+        model: str = ""
+        """Folder that `fit_prediction` saved: weights.safetensors and card.json. Empty: every step is unscored."""
 
     def __init__(self, config: Config) -> None:
-        """Read the weights. Raises StorageError when the folder holds none of this kind."""
+        """Raises StorageError when the folder holds none of this kind."""
         self.config = config
-        fitted = Fitted.load(Path(config.folder), PREDICTION)
-        self.card: dict[str, Any] = dict(fitted.card)
+        super().__init__(config.model)
+
+    def _open(self, fitted: Fitted) -> None:
         self._table = StepTable.of_arrays(fitted.arrays)
-        self._alternatives = [(one["kind"], one["text"]) for one in self.card["alternatives"]]
-        self._model = Ridge(
-            weights=fitted.arrays["weights"],
-            bias=float(fitted.arrays["bias"][0]),
-            penalty=float(self.card["penalty"]),
-        )
-        self._version = fitted.version
+        self._alternatives = [(one["kind"], one["text"]) for one in fitted.card["alternatives"]]
+        self._model = Ridge.of_arrays(fitted.arrays, penalty=float(fitted.card["settings"]["penalty"]))
 
-    @staticmethod
-    def preflight(config: Any) -> None:
-        """Raise StorageError when the folder holds nothing fitted; called before a run, reads no weights."""
-        Fitted.check(Path(config.folder), PREDICTION)
-
-    @property
-    def version(self) -> str:
-        """Changes with the weights."""
-        return self._version
-
-    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
-        """A score for every leaf step, in units of success probability; Q, its baseline and the best alternative."""
-        made = moments(trajectory, steps)
-        return tuple(self._judge(step, one) for step, one in zip(leaf_steps(steps), made, strict=True))
+    def _say(self, trajectory: Trajectory, leaves: Sequence[Step], made: Sequence[Moment]) -> tuple[ScoredStep, ...]:
+        del trajectory
+        return tuple(self._judge(step, one) for step, one in zip(leaves, made, strict=True))
 
     def _judge(self, step: Step, moment: Moment) -> ScoredStep:
         policy = self._table.policy(self._table.place(moment)[0])
         others = [_instead(moment, kind, text) for kind, text in self._alternatives]
-        values = self._model.predict(np.stack([_q_row(one, self._table.size) for one in [moment, *others]]))
-        advantages = policy_mean_advantages([float(v) for v in values[1:]], [float(p) for p in policy])
-        baseline = float(values[1]) - advantages[0]
-        best = int(np.argmax(values[1:]))
-        return ScoredStep(
-            turn=step.turn,
-            step=step.index,
-            evaluator=self.name,
-            version=self._version,
-            score=float(values[0]) - baseline,
-            parts={"q": float(values[0]), "baseline": baseline, "best": float(values[1 + best])},
+        values = [float(value) for value in self._model.predict(_q_rows([moment, *others], self._table.size))]
+        baseline = values[1] - policy_mean_advantages(values[1:], [float(share) for share in policy])[0]
+        best = max(range(len(others)), key=lambda other: values[1 + other])
+        return self._word(
+            step,
+            score=values[0] - baseline,
+            parts={"q": values[0], "baseline": baseline, "best": values[1 + best]},
             rationale=f"predicted success {values[0]:.2f}, {baseline:.2f} for what is usual here",
         )
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from slea_llm.errors import ConfigError
-from slea_llm.evaluators.attribution import hindsight
-from slea_llm.evaluators.fitted import Example, Fitted, baselines, data_facts, examples, outcomes, quality, split
-from slea_llm.evaluators.ridge import Floats
-from slea_llm.evaluators.step_features import Moment, moments
+from slea_llm.evaluators.attribution import Hindsight, hindsight
+from slea_llm.evaluators.fitted import Fitted, FittedEvaluator, Predict, card_of, cross_predict, examples
+from slea_llm.evaluators.step_features import Moment
 from slea_llm.evaluators.step_table import Grid, StepTable, build_table
-from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, leaf_steps
+from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory
 
 KIND = "hindsight"
 
@@ -24,45 +22,27 @@ def fit(data: Sequence[ScoredTrajectory], *, seed: int = 0, grid: Grid | None = 
     """Fit pi(step | situation) on all dialogues, h(step | situation, success) on those that succeeded.
 
     Both are clusters of hashed features with Laplace counts. The card's figures are those of V h / pi as a prediction
-    of the outcome, on dialogues of tasks that the fit has not seen. Raises EvaluatorError without both outcomes.
+    of the outcome, on dialogues of tasks that the fit had not seen. Raises EvaluatorError without both outcomes.
     """
     every = examples(data)
-    kept, held = split(every, seed=seed)
     settings = grid or Grid()
-    table = build_table(kept, settings, seed=seed)
-    card: dict[str, Any] = {
-        "data": data_facts(every, held, seed=seed),
-        "labels": "outcome of the dialogue, for every step",
-        "held_out": quality(_predicted(table, held), outcomes(held)),
-        "baselines": baselines(kept, held, seed=seed),
-    }
-    final = build_table(every, settings, seed=seed)
-    card["settings"] = {**asdict(settings), "states": len(final.states), "steps": len(final.steps)}
-    return Fitted(kind=KIND, arrays=final.arrays(), card=card)
+
+    def fit_some(numbers: Sequence[int]) -> Predict:
+        table = build_table([every[number] for number in numbers], settings, seed=seed)
+        return lambda number: np.array([_look_back(table, moment).q for moment in every[number].moments])
+
+    predicted = cross_predict(every, fit_some, seed=seed)
+    card = {**card_of(every, predicted, seed=seed), "settings": asdict(settings)}
+    return Fitted(kind=KIND, arrays=build_table(every, settings, seed=seed).arrays(), card=card)
 
 
-def _predicted(table: StepTable, data: Sequence[Example]) -> Floats:
-    return np.array([_look_back(table, moment, None).q for example in data for moment in example.moments])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Word:
-    policy: float
-    backward: float
-    value: float
-    lift: float
-    q: float
-    advantage: float
-
-
-def _look_back(table: StepTable, moment: Moment, lift_range: tuple[float, float] | None) -> _Word:
+def _look_back(table: StepTable, moment: Moment, lift_range: tuple[float, float] | None = None) -> Hindsight:
     state, step = table.place(moment)
-    policy, backward, value = float(table.policy(state)[step]), float(table.backward(state)[step]), table.value(state)
-    found = hindsight(policy, backward, value, lift_range=lift_range)
-    return _Word(policy=policy, backward=backward, value=value, lift=found.lift, q=found.q, advantage=found.advantage)
+    policy, backward = float(table.policy(state)[step]), float(table.backward(state)[step])
+    return hindsight(policy, backward, table.value(state), lift_range=lift_range)
 
 
-class HindsightEvaluator:
+class HindsightEvaluator(FittedEvaluator):
     """Scores a step by V (h / pi - 1), which is P(success | situation, step) - P(success | situation).
 
     The mean of the score under pi is 0 in every situation, so more steps earn nothing; what a step is given follows
@@ -70,58 +50,42 @@ class HindsightEvaluator:
     """
 
     name: ClassVar[str] = KIND
-    needs: ClassVar[frozenset[str]] = frozenset()
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        folder: str
-        """Folder that `fit` saved: weights.safetensors and card.json."""
+        model: str = ""
+        """Folder that `fit` saved: weights.safetensors and card.json. Empty: every step is unscored."""
         lift_min: float = 0.2
         """The lift h / pi is clipped from below to this; in [0, 1]."""
         lift_max: float = 5.0
         """And from above to this; 1 or more."""
 
         def __post_init__(self) -> None:
-            if not self.folder:
-                raise ConfigError("folder is empty; give the folder of a fitted hindsight")
             if not 0.0 <= self.lift_min <= 1.0 <= self.lift_max:
                 raise ConfigError(
-                    f"lift_min {self.lift_min} and lift_max {self.lift_max}: allowed are 0 to 1, and 1 up"
+                    f"lift_min {self.lift_min} and lift_max {self.lift_max}: allowed are 0 to 1, and 1 or more"
                 )
 
     def __init__(self, config: Config) -> None:
-        """Read the counts. Raises StorageError when the folder holds none of this kind."""
+        """Raises StorageError when the folder holds none of this kind."""
         self.config = config
-        fitted = Fitted.load(Path(config.folder), KIND)
-        self.card: dict[str, Any] = dict(fitted.card)
+        super().__init__(config.model)
+
+    def _open(self, fitted: Fitted) -> None:
         self._table = StepTable.of_arrays(fitted.arrays)
-        self._version = f"{fitted.version}-{config.lift_min:g}-{config.lift_max:g}"
 
-    @staticmethod
-    def preflight(config: Any) -> None:
-        """Raise StorageError when the folder holds nothing fitted; called before a run, reads no weights."""
-        Fitted.check(Path(config.folder), KIND)
+    def _settings(self) -> str:
+        return f"-{self.config.lift_min:g}-{self.config.lift_max:g}"
 
-    @property
-    def version(self) -> str:
-        """Changes with the counts and the settings."""
-        return self._version
+    def _say(self, trajectory: Trajectory, leaves: Sequence[Step], made: Sequence[Moment]) -> tuple[ScoredStep, ...]:
+        del trajectory
+        return tuple(self._judge(step, moment) for step, moment in zip(leaves, made, strict=True))
 
-    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
-        """A score for every leaf step, in units of success probability, with lift, pi, h and V in `parts`."""
-        limits = (self.config.lift_min, self.config.lift_max)
-        words = []
-        for step, moment in zip(leaf_steps(steps), moments(trajectory, steps), strict=True):
-            word = _look_back(self._table, moment, limits)
-            words.append(
-                ScoredStep(
-                    turn=step.turn,
-                    step=step.index,
-                    evaluator=self.name,
-                    version=self._version,
-                    score=word.advantage,
-                    parts={"lift": word.lift, "policy": word.policy, "backward": word.backward, "value": word.value},
-                    rationale=f"{word.lift:.2f} times as common among successes as among all in such a situation",
-                )
-            )
-        return tuple(words)
+    def _judge(self, step: Step, moment: Moment) -> ScoredStep:
+        found = _look_back(self._table, moment, (self.config.lift_min, self.config.lift_max))
+        return self._word(
+            step,
+            score=found.advantage,
+            parts={"lift": found.lift, "q": found.q, "value": found.q - found.advantage},
+            rationale=f"{found.lift:.2f} times as common among successes as among all in such a situation",
+        )

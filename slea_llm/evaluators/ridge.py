@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Candidates for the penalty on squared weights, over the mean weighted loss."""
 
 
@@ -28,6 +28,13 @@ class Ridge:
         """Probabilities, shape (n,), of rows of shape (n, features)."""
         values: Floats = np.clip(rows @ self.weights + self.bias, 0.0, 1.0)
         return values
+
+    def arrays(self) -> dict[str, Floats]:
+        return {"weights": self.weights, "bias": np.array([self.bias])}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, penalty: float) -> Ridge:
+        return cls(weights=arrays["weights"], bias=float(arrays["bias"][0]), penalty=penalty)
 
 
 def fit_ridge(rows: Floats, targets: Floats, weights: Floats, folds: NDArray[np.int64]) -> Ridge:

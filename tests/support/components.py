@@ -42,7 +42,7 @@ def build(kind: str, name: str, **changes: Any) -> Any:
 def options(kind: str, name: str) -> dict[str, Any]:
     """Options of a component's `Config` that have no default."""
     if kind == "evaluator" and name in FITS:
-        return {"folder": fitted_folder(name)}
+        return {"model": fitted_folder(name)}
     if kind == "evaluator" and name == "blend":
         return {
             "evaluators": [
