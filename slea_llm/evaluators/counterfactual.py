@@ -25,7 +25,7 @@ from slea_llm.evaluators.fitted import (
 )
 from slea_llm.evaluators.monte_carlo import borders_of, draw
 from slea_llm.evaluators.ridge import Floats, Ridge
-from slea_llm.evaluators.step_features import Moment, row, utterance
+from slea_llm.evaluators.step_features import Moment, Place, row, utterance
 from slea_llm.evaluators.step_table import Grid, StepTable, build_table
 from slea_llm.interfaces import Continuations
 from slea_llm.types import Continued, ScoredStep, ScoredTrajectory, Step, Trajectory, leaf_steps
@@ -226,7 +226,10 @@ class CounterfactualPrediction(FittedEvaluator):
     def _judge(self, step: Step, moment: Moment) -> ScoredStep:
         policy = self._table.policy(self._table.place(moment)[0])
         others = [_instead(moment, kind, text) for kind, text in self._alternatives]
-        values = [float(value) for value in self._model.predict(_q_rows([moment, *others], self._table.size))]
+        size = self._table.size
+        place = Place.of(moment, size)
+        rows = np.stack([row(one, size, feedback=False, place=place) for one in (moment, *others)])
+        values = [float(value) for value in self._model.predict(rows)]
         baseline = values[1] - policy_mean_advantages(values[1:], [float(share) for share in policy])[0]
         best = max(range(len(others)), key=lambda other: values[1 + other])
         return self._word(

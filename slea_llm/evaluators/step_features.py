@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +24,8 @@ Rows: TypeAlias = NDArray[np.float64]
 
 _WORD = re.compile(r"[一-鿿぀-ヿ]|[^\W_一-鿿぀-ヿ]+")
 _TAG = re.compile(r"</?[^\W\d][\w.-]*[ \t]*>")
+CROSSED = 24
+"""Tokens of a step, from its start, that are crossed with the facts of the state."""
 MAX_ITEMS = 64
 """Items of one list or mapping of a state that a step is searched for."""
 
@@ -32,9 +34,10 @@ MAX_ITEMS = 64
 class Moment:
     """One leaf step and what was to be seen when it was taken.
 
-    `before`: the public state before the turn. `heard`: the words of whoever spoke last before the turn. `earlier`: the
-    step before this one, in the same turn or an earlier one. For the last step of a turn `answer` and `after` hold what
-    came back; after the last turn of a dialogue they are empty, so that no feature tells how it ended.
+    `before`: the public state before the turn. `heard`: the words of whoever spoke last before the turn. `earlier`:
+    kind and text of the step before this one in the same turn, empty for the first. For the last step of a turn
+    `answer` and `after` hold what came back; after the last turn of a dialogue they are empty, so that no feature
+    tells how it ended.
     """
 
     turn: int
@@ -70,7 +73,7 @@ def moments(trajectory: Trajectory, steps: Sequence[Step]) -> list[Moment]:
                 text=step.text,
                 before=turn.state_before,
                 heard=_last_words(turn.context),
-                earlier=(made[-1].kind, made[-1].text) if made else ("", ""),
+                earlier=(made[-1].kind, made[-1].text) if made and made[-1].turn == step.turn else ("", ""),
                 answer=_last_words(following.context) if closes and following is not None else "",
                 after=turn.state_after if closes else None,
                 repeats=max((_overlap(own, other) for other in others), default=0.0),
@@ -134,33 +137,46 @@ def _said(moment: Moment) -> list[str]:
     return [f"kind {moment.kind}", *own, *pairs, *named(moment.before, moment.text)]
 
 
-def situation(moment: Moment, size: int) -> NDArray[np.float64]:
+def situation(moment: Moment, size: int) -> Rows:
     """What was to be seen before the step, shape (size,): the state's shape, the last words heard, the last step."""
-    kind, text = moment.earlier if moment.position >= 0 else ("", "")
+    kind, text = moment.earlier
     blocks = [
         (facts(moment.before), 1.0),
         ([f"heard {word}" for word in words(moment.heard)], 0.5),
-        ([f"earlier {kind}"] if moment.position >= 0 else [], 0.5),
+        ([f"earlier {kind}"], 0.5),
         ([f"earlier {name}" for name in named(moment.before, text)], 0.5),
+        ([f"earlier {word}" for word in words(text)], 0.7),
     ]
     return sum((weight * hashed(tokens, size) for tokens, weight in blocks), np.zeros(size))
 
 
-def utterance(moment: Moment, size: int) -> NDArray[np.float64]:
+def utterance(moment: Moment, size: int) -> Rows:
     """What was said, shape (size,), whatever the state but for what of it the step names."""
     names = [f"kind {moment.kind}", *named(moment.before, moment.text)]
     return 0.7 * hashed(_said(moment), size) + 0.7 * hashed(names, size)
 
 
-def row(moment: Moment, size: int, *, feedback: bool) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all steps that could be taken at one place share."""
+
+    facts: tuple[str, ...]
+    situation: Rows
+
+    @classmethod
+    def of(cls, moment: Moment, size: int) -> Place:
+        return cls(tuple(facts(moment.before)), situation(moment, size))
+
+
+def row(moment: Moment, size: int, *, feedback: bool, place: Place | None = None) -> Rows:
     """A step in its state as one row, shape (2 * size + 6,): situation, then step, crosses of both, and what came back.
 
     With `feedback` the answer and the state after the turn are read too; without, the row holds what could be known
-    when the step was taken.
+    when the step was taken. `place` saves working it out again for another step at the same place.
     """
-    said, state = _said(moment), facts(moment.before)
-    crosses = [f"{fact}&{token}" for fact in state for token in said[:24]]
-    second = hashed(said, size) + hashed(crosses, size)
+    place = place or Place.of(moment, size)
+    said = _said(moment)
+    second = hashed(said, size) + crossed(place.facts, said[:CROSSED], size)
     if feedback and moment.after is not None:
         second += hashed([f"now {fact}" for fact in facts(moment.after)], size)
         second += 0.5 * hashed([f"answer {word}" for word in words(moment.answer)], size)
@@ -174,19 +190,31 @@ def row(moment: Moment, size: int, *, feedback: bool) -> NDArray[np.float64]:
             float(moment.repeats > 0.8),
         ]
     )
-    return np.concatenate([situation(moment, size), second, numbers])
+    return np.concatenate([place.situation, second, numbers])
 
 
-def hashed(tokens: Iterable[str], size: int) -> NDArray[np.float64]:
+def hashed(tokens: Iterable[str], size: int) -> Rows:
     """Signed feature hashing (Weinberger et al. 2009) of a bag of tokens, shape (size,), of length 1 unless empty."""
-    vector = np.zeros(size)
-    for index, sign in _places(tokens, size):
-        vector[index] += sign
+    return _folded(_codes(tokens), size)
+
+
+def crossed(ones: Iterable[str], others: Iterable[str], size: int) -> Rows:
+    """The same for every pair of a token of the one bag and a token of the other."""
+    mixed = _codes(ones)[:, None] * _ODD_ONE + _codes(others)[None, :] * _ODD_OTHER  # modulo 2^64
+    return _folded((mixed ^ (mixed >> np.uint64(29))).ravel(), size)
+
+
+_ODD_ONE, _ODD_OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+"""Odd multipliers (the golden ratio's, and a prime of xxHash) that spread pairs of codes over 64 bits."""
+
+
+def _codes(tokens: Iterable[str]) -> NDArray[np.uint64]:
+    return np.array([zlib.crc32(token.encode("utf-8", "surrogatepass")) for token in tokens], dtype=np.uint64)
+
+
+def _folded(codes: NDArray[np.uint64], size: int) -> Rows:
+    signs = np.where(codes & np.uint64(1), 1.0, -1.0)
+    places = ((codes >> np.uint64(1)) % np.uint64(size)).astype(np.int64)
+    vector = np.bincount(places, signs, minlength=size).astype(np.float64)
     norm = float(np.linalg.norm(vector))
     return vector / norm if norm > 0 else vector
-
-
-def _places(tokens: Iterable[str], size: int) -> Iterator[tuple[int, float]]:
-    for token in tokens:
-        code = zlib.crc32(token.encode("utf-8", "surrogatepass"))
-        yield (code >> 1) % size, 1.0 if code & 1 else -1.0

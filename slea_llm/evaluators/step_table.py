@@ -70,8 +70,8 @@ class StepTable:
 class Grid:
     """How fine a table is: numbers of clusters (at most), size of the hashed features, Laplace count of a cell."""
 
-    states: int = 24
-    steps: int = 24
+    states: int = 32
+    steps: int = 40
     size: int = 128
     laplace: float = 1.0
 
