@@ -94,9 +94,10 @@ def test_scores_of_unseen_dialogues_follow_the_exact_advantages(made: FittedEval
         said += scores(made.score(scored.trajectory, scored.steps))
         truth += advantages(scored)
         place += list(range(len(scored.steps)))
-    assert spearman(said, truth) > 0.6
-    assert spearman(said, truth) > spearman(place, truth) + 0.4
-    assert np.corrcoef(said, truth)[0, 1] > 0.6
+    # RUDDER counts what the user answers to the step that asked, luck included: that is noise beside the exact value.
+    least = 0.65 if made.name == "return_decomposition" else 0.85
+    assert np.corrcoef(said, truth)[0, 1] > least
+    assert spearman(said, truth) > 0.65 > spearman(place, truth) + 0.4
 
 
 @pytest.mark.parametrize("name", NAMES)
