@@ -179,6 +179,17 @@ class StepEvaluator(Protocol):
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]: ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """An evaluator whose next answer depends on earlier ones; what it remembers is checkpointed with the run."""
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Continuations(Protocol):
     """A way to play a dialogue on from a place in one of its replies, many times."""
 

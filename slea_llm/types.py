@@ -253,6 +253,14 @@ class ScoredStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether the scores of a learnt evaluator may move training, and the line that says why or why not."""
+
+    open: bool
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
     """What the buffer and the score files hold: raw rewards and scores, never an advantage."""
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from slea_llm.errors import ConfigError
-from slea_llm.interfaces import StepEvaluator
-from slea_llm.types import ScoredStep, Step, Trajectory, leaf_steps
+from slea_llm.interfaces import Remembering, StepEvaluator
+from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
 BuildEvaluator: TypeAlias = Callable[[str, Mapping[str, Any]], StepEvaluator]
 """Name and options of an evaluator -> the evaluator, with whatever it needs."""
@@ -67,11 +67,41 @@ class Blend:
         facts = [[one.name, one.version, weight] for one, weight in self._parts]
         return hashlib.sha256(json.dumps([self.config.missing, facts]).encode()).hexdigest()[:16]
 
+    @property
+    def gate(self) -> Verdict:
+        """Open while that of every learnt part is: a part that proved nothing must not move training in disguise."""
+        verdicts = [one.gate for one, _ in self._parts if hasattr(one, "gate")]
+        shut = [verdict.line for verdict in verdicts if not verdict.open]
+        if shut:
+            return Verdict(open=False, line=f"{self.name}: gate shut, weight 0: {'; '.join(shut)}")
+        return Verdict(
+            open=True, line=f"{self.name}: gate open, {len(verdicts)} of {len(self._parts)} parts are learnt"
+        )
+
+    def state(self) -> Mapping[str, Any]:
+        """What its parts remember, by name."""
+        return {one.name: dict(one.state()) for one, _ in self._parts if isinstance(one, Remembering)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for one, _ in self._parts:
+            if isinstance(one, Remembering):
+                one.restore(state[one.name])
+
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
         """One word for every leaf step. What a part raises is passed on."""
+        return self.score_many([(trajectory, steps)])[0]
+
+    def score_many(self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[tuple[ScoredStep, ...]]:
+        """The same of several trajectories; a part that can is asked about all of them at once."""
+        columns = [_ask(one, trajectories) for one, _ in self._parts]
+        return [
+            self._mix_all(steps, [column[place] for column in columns]) for place, (_, steps) in enumerate(trajectories)
+        ]
+
+    def _mix_all(self, steps: Sequence[Step], words: Sequence[Sequence[ScoredStep]]) -> tuple[ScoredStep, ...]:
         heard = [
-            (one.name, weight, {(word.turn, word.step): word for word in one.score(trajectory, steps)})
-            for one, weight in self._parts
+            (one.name, weight, {(word.turn, word.step): word for word in said})
+            for (one, weight), said in zip(self._parts, words, strict=True)
         ]
         version = self.version
         return tuple(
@@ -126,3 +156,13 @@ class Blend:
             parts=parts or {},
             rationale=rationale,
         )
+
+
+def _ask(
+    evaluator: StepEvaluator, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
+) -> Sequence[Sequence[ScoredStep]]:
+    many = getattr(evaluator, "score_many", None)
+    if many is not None:
+        found: Sequence[Sequence[ScoredStep]] = many(trajectories)
+        return found
+    return [evaluator.score(trajectory, steps) for trajectory, steps in trajectories]

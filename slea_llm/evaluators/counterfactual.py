@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -78,6 +78,14 @@ class Counterfactual:
     def version(self) -> str:
         """Changes with the settings. Which policy played on is that of the dialogue's own iteration."""
         return self._version
+
+    def state(self) -> Mapping[str, Any]:
+        """The account of the budget, so that a resumed run tries the same steps as one that was never stopped."""
+        return {"seen": self._seen, "scored": self._scored}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._seen, self._scored = int(state["seen"]), int(state["scored"])
+        self._rooms.clear()
 
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
         """A word on every leaf step: a difference of success probability, or why it was not tried."""

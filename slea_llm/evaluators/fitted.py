@@ -20,7 +20,7 @@ from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge, fold_of
 from slea_llm.evaluators.step_features import Moment, moments, words
 from slea_llm.folders import sha256_of, whole_folder
 from slea_llm.measures import area_under_curve, brier, calibration_error
-from slea_llm.types import STEP_KINDS, ScoredStep, ScoredTrajectory, Step, Trajectory, leaf_steps
+from slea_llm.types import STEP_KINDS, ScoredStep, ScoredTrajectory, Step, Trajectory, Verdict, leaf_steps
 
 WEIGHTS, CARD = "weights.safetensors", "card.json"
 FORMAT = 1
@@ -213,14 +213,6 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
         found = str(card.get("kind")) if isinstance(card, dict) else "nothing known"
         raise StorageError(f"{folder} holds {found}, not {kind} of format {FORMAT}{nearest(found, [kind])}")
     return card
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether an evaluator may move training, and the line that says why."""
-
-    open: bool
-    line: str
 
 
 def judge(kind: str, card: Mapping[str, Any]) -> Verdict:

@@ -15,7 +15,7 @@ from slea_llm.errors import ConfigError, StorageError, UnsupportedError
 from slea_llm.evaluators.blend import Blend, Part
 from slea_llm.planning import check
 from slea_llm.scoring import Scorer
-from slea_llm.types import ScoredStep, Step, Trajectory
+from slea_llm.types import ScoredStep, Step, Trajectory, Verdict
 from tests.support.components import build, continuations, fitted_folder, orders
 
 
@@ -104,6 +104,33 @@ def test_the_version_follows_the_parts_and_the_weights() -> None:
     assert one != blend((Says("a", 0.0), 1.0), (Says("b", 0.0), 1.0), missing="renormalise").version
 
 
+def test_several_dialogues_at_once_are_the_same_as_one_by_one() -> None:
+    evaluator = build("evaluator", "blend")
+    pairs = [(one.trajectory, one.steps) for one in orders()[:6]]
+    assert evaluator.score_many(pairs) == [evaluator.score(*pair) for pair in pairs]
+
+    class Batched(Says):
+        def score_many(self, trajectories: Sequence[Any]) -> list[tuple[ScoredStep, ...]]:
+            asked.append(len(trajectories))
+            return [self.score(*pair) for pair in trajectories]
+
+    asked: list[int] = []
+    mixed = blend((Batched("a", 0.5, 0.5), 1.0), (Says("b", 0.5, 0.5), 1.0))
+    mixed.score_many([(trajectory, steps[:2]) for trajectory, steps in pairs])
+    assert asked == [6]
+
+
+def test_a_part_whose_gate_is_shut_shuts_the_gate_of_the_blend() -> None:
+    class Learnt(Says):
+        gate = Verdict(open=True, line="a: gate open")
+
+    open_ = blend((Learnt("a", 0.5), 1.0), (Says("b", 0.5), 1.0))
+    assert open_.gate == Verdict(open=True, line="blend: gate open, 1 of 2 parts are learnt")
+    shut = build("evaluator", "blend", evaluators=[{"name": "knowledge_base"}, {"name": "hindsight"}])
+    assert not shut.gate.open
+    assert "blend: gate shut, weight 0: hindsight: gate shut, weight 0: " in shut.gate.line
+
+
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
@@ -140,6 +167,9 @@ def test_a_recipe_blends_evaluators_with_needs_of_their_own() -> None:
     scorer: Scorer = compose.scorer(wanted, available={"continuations": continuations()})
     scored = scorer.score(orders()[1].trajectory)
     parts = [set(word.parts) for word in scored.scores]
+    remembered = scorer.state()
+    assert remembered == {"blend": {"counterfactual": {"seen": len(parts), "scored": len(parts) // 2}}}
+    scorer.restore(remembered)
     assert {"knowledge_base", "counterfactual"} in parts
     assert {"knowledge_base"} in parts
 

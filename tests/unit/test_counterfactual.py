@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slea_llm.continuations import BranchingPlay, ScriptPlayer
-from slea_llm.errors import ConfigError, EpisodeError, EvaluatorError
+from slea_llm.errors import CheckpointError, ConfigError, EpisodeError, EvaluatorError
 from slea_llm.evaluators.counterfactual import Counterfactual
 from slea_llm.evaluators.monte_carlo import monte_carlo_labels
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.rollout import play
 from slea_llm.scoring import Scorer
+from slea_llm.storage import read_scored, write_scored
 from slea_llm.types import Continued, ReplyPrefix, ScoredStep, ScoredTrajectory, Task, Trajectory
 from tests.support.dialogue_mdp import FactsAgent, FactsEnvironment, FactsUser, exact, value
 
@@ -255,3 +258,25 @@ def test_a_user_that_does_not_answer_the_same_way_twice_is_refused() -> None:
         except EpisodeError:
             refused += 1
     assert refused > 0
+
+
+def test_a_dialogue_read_from_a_log_is_restored_as_the_one_that_was_played(tmp_path: Path) -> None:
+    played = [recorded(seed) for seed in range(4)]
+    write_scored(tmp_path / "log.jsonl", played)
+    for one, other in zip(played, read_scored(tmp_path / "log.jsonl"), strict=True):
+        assert said(evaluator(pairs=4), one) == said(evaluator(pairs=4), other)
+
+
+def test_a_resumed_run_tries_the_steps_that_one_without_a_stop_tries() -> None:
+    def scorer() -> Scorer:
+        return Scorer(TaggedParser(TaggedParser.Config()), [evaluator(pairs=2, budget=0.15)])
+
+    played = [recorded(seed).trajectory for seed in range(12)]
+    whole = scorer()
+    wanted = [whole.score(one).scores for one in played]
+    first, second = scorer(), scorer()
+    found = [first.score(one).scores for one in played[:7]]
+    second.restore(json.loads(json.dumps(first.state())))
+    assert [*found, *(second.score(one).scores for one in played[7:])] == wanted
+    with pytest.raises(CheckpointError, match="holds nothing of evaluator 'counterfactual'"):
+        scorer().restore({})
