@@ -62,11 +62,15 @@ class OnlineCollector:
         self._position = 0
 
     def state(self) -> Mapping[str, Any]:
-        return {"groups_drawn": self._position, "log_position": self._log.position}
+        state: dict[str, Any] = {"groups_drawn": self._position, "log_position": self._log.position}
+        if remembered := self._scorer.state():
+            state["evaluators"] = remembered
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._position = int(state["groups_drawn"])
         self._log.rewind(int(state["log_position"]))
+        self._scorer.restore(state.get("evaluators", {}))
 
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
         """This rank's dialogues of one iteration, failed ones included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import logging
 import time
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from slea_llm.errors import EpisodeError
-from slea_llm.interfaces import Environment, Episode, SimulatedUser, UserSession
+from slea_llm.interfaces import Environment, Episode, Reseedable, SimulatedUser, UserSession
 from slea_llm.types import (
     FinishReason,
     Message,
@@ -46,6 +47,21 @@ class Speaker(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A dialogue just before a reply of the agent: all that is needed to play on from there.
+
+    `turn` is the reply that comes next, `episode` and `session` are snapshots (JSON values), `new` is what the agent
+    hears before it, `said` the whole talk as the user heard it.
+    """
+
+    turn: int
+    episode: Mapping[str, Any]
+    session: Mapping[str, Any]
+    new: tuple[Message, ...]
+    said: tuple[Message, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Draft:
     """A turn whose consequences are not all known yet."""
@@ -58,7 +74,12 @@ class _Draft:
 
 
 class Dialogue:
-    """One dialogue while it runs. Whatever it holds when something breaks still makes a record."""
+    """One dialogue while it runs. Whatever it holds when something breaks still makes a record.
+
+    With `position` it plays on from there, and what environment and user still draw is drawn from `user_seed` where
+    they can be seeded anew (Reseedable); its record then begins at that turn. With `keep_positions` the list
+    `positions` holds one entry for every reply, taken before it.
+    """
 
     def __init__(
         self,
@@ -71,9 +92,14 @@ class Dialogue:
         episode: int,
         user_seed: int,
         max_turns: int,
+        position: Position | None = None,
+        keep_positions: bool = False,
     ) -> None:
         self._environment, self._user, self._speaker, self._task = environment, user, speaker, task
         self._id, self._episode, self._user_seed, self._max_turns = id, episode, user_seed, max_turns
+        self._position, self._keep_positions = position, keep_positions
+        self._first = 0 if position is None else position.turn
+        self.positions: list[Position] = []
         self._turns: list[_Draft] = []
         self._new: list[Message] = []
         self._said: list[Message] = []
@@ -115,7 +141,7 @@ class Dialogue:
             environment=environment,
             seed=seed,
             policy_version=policy_version,
-            turns=tuple(_turn(index, draft) for index, draft in enumerate(self._turns)),
+            turns=tuple(_turn(index, draft) for index, draft in enumerate(self._turns, self._first)),
             traces=traces,
             outcome=None if text is not None else sum((draft.reward for draft in self._turns), 0.0),
             termination="error" if text is not None or self._termination is None else self._termination,
@@ -131,13 +157,28 @@ class Dialogue:
         )
 
     def _describe(self, error: BaseException | None) -> str:
-        place = f" [turn {len(self._turns)}, {self._stage}]"
+        place = f" [turn {self._first + len(self._turns)}, {self._stage}]"
         if isinstance(error, TimeoutError) and self._deadline_s is not None and self._seconds >= self._deadline_s:
             return f"TimeoutError: no end within rollout.deadline_s {self._deadline_s} s{place}"
         return f"{type(error).__name__}: {error}{place}"
 
+    @property
+    def termination(self) -> Termination | None:
+        """How it ended; None while it runs, and when it broke."""
+        return self._termination
+
     async def _play(self) -> None:
         self._stage = "environment"
+        episode, session = await self._open() if self._position is None else self._resume(self._position)
+        while self._termination is None:
+            if self._first + len(self._turns) == self._max_turns:
+                self._termination = "max_turns"
+            else:
+                if self._keep_positions:
+                    self.positions.append(self._note(episode, session))
+                await self._play_turn(episode, session)
+
+    async def _open(self) -> tuple[Episode, UserSession]:
         episode = self._environment.start(self._task)
         prompt = episode.system_prompt()
         self._prompt_hash = _hash("".join(f"{message.role}\n{message.content}\n" for message in prompt))
@@ -149,18 +190,32 @@ class Dialogue:
             raise EpisodeError(
                 f"the user's opening ended the dialogue ({self._termination}) or earned {reward}; no reply led to it"
             )
-        while self._termination is None:
-            if len(self._turns) == self._max_turns:
-                self._termination = "max_turns"
-            else:
-                await self._play_turn(episode, session)
+        return episode, session
+
+    def _resume(self, position: Position) -> tuple[Episode, UserSession]:
+        episode = self._environment.restore(self._task, position.episode)
+        session = self._user.restore(self._task, position.session)
+        for part in (episode, session):
+            if isinstance(part, Reseedable):
+                part.reseed(self._user_seed)
+        self._new, self._said = list(position.new), list(position.said)
+        return episode, session
+
+    def _note(self, episode: Episode, session: UserSession) -> Position:
+        return Position(
+            turn=self._first + len(self._turns),
+            episode=copy.deepcopy(episode.snapshot()),
+            session=copy.deepcopy(session.snapshot()),
+            new=tuple(self._new),
+            said=tuple(self._said),
+        )
 
     async def _play_turn(self, episode: Episode, session: UserSession) -> None:
         self._stage = "environment"
         state = self._turns[-1].after if self._turns else episode.state()
         self._stage = "agent"
         context = tuple(self._new)
-        spoken = await self._speaker.reply(len(self._turns), context, state)
+        spoken = await self._speaker.reply(self._first + len(self._turns), context, state)
         if spoken is None:
             self._termination = "budget"
             return

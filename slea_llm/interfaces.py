@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from slea_llm.types import (
     AugmentedExperience,
     Batch,
+    Continued,
     Generation,
     GenerationRequest,
     LossValue,
     Message,
     ModelOutputs,
     Outcome,
+    ReplyPrefix,
     ScoredStep,
     ScoredTrajectory,
     State,
@@ -108,6 +110,16 @@ class UserSession(Protocol):
     def snapshot(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class Reseedable(Protocol):
+    """An episode or a user session whose further draws can be drawn anew, from another seed.
+
+    Continuations from one restored state need it to differ by more than the agent; one that draws nothing lacks it.
+    """
+
+    def reseed(self, seed: int) -> None: ...
+
+
 class SimulatedUser(Protocol):
     """Who answers the agent."""
 
@@ -165,6 +177,31 @@ class StepEvaluator(Protocol):
     def version(self) -> str: ...
 
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """An evaluator whose next answer depends on earlier ones; what it remembers is checkpointed with the run."""
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Continuations(Protocol):
+    """A way to play a dialogue on from a place in one of its replies, many times."""
+
+    def branch(
+        self, trajectory: Trajectory, prefixes: Sequence[ReplyPrefix], seeds: Sequence[int]
+    ) -> tuple[Continued, ...]:
+        """For every prefix, how its continuations ended, one for each seed; equal seeds make equal draws.
+
+        Environment and user are restored exactly as they were before that reply, the reply is begun as recorded, and
+        the policy goes on from there to the end. Raises EpisodeError when the dialogue cannot be restored.
+        """
+        ...
 
 
 class Augmenter(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from slea_llm.config import Recipe, check_components
+from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError
 
@@ -19,6 +19,10 @@ LAUNCH_TYPES: Mapping[str, str] = {
     "FSDP": "FSDP2",
     "DEEPSPEED": "DeepSpeed ZeRO",
 }
+
+
+GIVEN_TO_EVALUATORS = frozenset({"continuations", "build_evaluator"})
+"""What `slea train` hands to evaluators that ask for it by `needs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
+    _check_evaluators(recipe)
     _check_losses(recipe)
     _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
@@ -71,6 +76,25 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     if launch is not None:
         _check_launch(recipe, launch, gpus)
     return list(_odd(recipe, components["environment"][0][1]))
+
+
+def _check_evaluators(recipe: Recipe) -> None:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs."""
+    specs = list(recipe.evaluators)
+    while specs:
+        spec = specs.pop()
+        cls, config = component_config("evaluator", spec)
+        missing = sorted(getattr(cls, "needs", frozenset()) - GIVEN_TO_EVALUATORS)
+        if missing:
+            raise UnsupportedError(
+                f"evaluator {spec.name!r} needs {', '.join(missing)}, which a training run does not give; it gives "
+                f"{', '.join(sorted(GIVEN_TO_EVALUATORS))}"
+            )
+        preflight = getattr(cls, "preflight", None)
+        if preflight is not None:
+            preflight(config)
+        parts = getattr(config, "evaluators", ())
+        specs += [ComponentSpec(name=part.name, **part.options) for part in parts]
 
 
 def _check_losses(recipe: Recipe) -> None:

@@ -14,7 +14,16 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
         "parser": MappingProxyType({"tagged": "slea_llm.parsers.tagged:TaggedParser"}),
-        "evaluator": MappingProxyType({"knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase"}),
+        "evaluator": MappingProxyType(
+            {
+                "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
+                "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
+                "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
+                "counterfactual": "slea_llm.evaluators.counterfactual:Counterfactual",
+                "counterfactual_prediction": "slea_llm.evaluators.counterfactual:CounterfactualPrediction",
+                "blend": "slea_llm.evaluators.blend:Blend",
+            }
+        ),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(

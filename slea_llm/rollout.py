@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tqdm import tqdm
 
@@ -20,9 +20,11 @@ from slea_llm.models.chat import ChatTokenizer
 from slea_llm.models.thoughts import without_thoughts
 from slea_llm.settings import RolloutSettings
 from slea_llm.types import (
+    FinishReason,
     Generation,
     GenerationRequest,
     Message,
+    ReplyPrefix,
     State,
     Task,
     TokenSpan,
@@ -89,6 +91,10 @@ class Rollout:
         self._check_error_rate(trajectories)
         return trajectories
 
+    def sampler(self, *, key: tuple[int, int]) -> Sampler:
+        """The policy as a speaker of one dialogue, whose draws are named by `key`."""
+        return Sampler(self._generator, self._chat, self._settings, key=key, greedy=self._greedy)
+
     async def _run(self, tasks: Sequence[Task], first: int, *, progress: bool) -> list[Trajectory]:
         running = asyncio.Semaphore(self._settings.concurrency)
         dialogues = [self._dialogue(task, first + i) for i, task in enumerate(tasks)]
@@ -104,8 +110,8 @@ class Rollout:
             for (dialogue, sampler), job in zip(dialogues, jobs, strict=True)
         ]
 
-    def _dialogue(self, task: Task, episode: int) -> tuple[Dialogue, _Sampler]:
-        sampler = _Sampler(self._generator, self._chat, self._settings, key=(self._seed, episode), greedy=self._greedy)
+    def _dialogue(self, task: Task, episode: int) -> tuple[Dialogue, Sampler]:
+        sampler = self.sampler(key=(self._seed, episode))
         dialogue = Dialogue(
             self._environment,
             self._user,
@@ -118,9 +124,7 @@ class Rollout:
         )
         return dialogue, sampler
 
-    def _record(
-        self, dialogue: Dialogue, sampler: _Sampler, error: BaseException | None, *, version: int
-    ) -> Trajectory:
+    def _record(self, dialogue: Dialogue, sampler: Sampler, error: BaseException | None, *, version: int) -> Trajectory:
         versions = sorted(set(sampler.versions)) or [version]
         provenance = {
             "engine": type(self._generator).__name__,
@@ -162,7 +166,7 @@ def play(
     dialogue = Dialogue(
         environment,
         user,
-        _Script(agent),
+        Script(agent),
         task,
         id=_identifier(environment.name, task, f"s{seed}"),
         episode=0,
@@ -180,7 +184,7 @@ def play(
     )
 
 
-class _Script:
+class Script:
     """A scripted agent as a speaker."""
 
     def __init__(self, agent: Agent) -> None:
@@ -214,7 +218,16 @@ class _Row:
         return TokenTrace(token_ids=tuple(self.ids), sampled_mask=tuple(self.sampled), logprobs=tuple(self.logprobs))
 
 
-class _Sampler:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """The prompt and the first tokens of a reply that is given; `whole` is its finish reason when it is all given."""
+
+    prompt: _Row
+    ids: tuple[int, ...]
+    whole: FinishReason | None
+
+
+class Sampler:
     """The policy as a speaker: one growing row when thoughts are kept, else a row a turn."""
 
     def __init__(
@@ -233,16 +246,65 @@ class _Sampler:
         self._rows: list[_Row] = []
         self._history: list[Message] = []
         self._replies: list[tuple[int, ...]] = []
+        self._begun: _Begun | None = None
+
+    def resume(self, trajectory: Trajectory, prefix: ReplyPrefix) -> None:
+        """Take the place of the speaker of a recorded dialogue, in the midst of the reply of `prefix.turn`.
+
+        The prompt of that reply and its own first tokens are the recorded ids. Raises EpisodeError for a record without
+        tokens.
+        """
+        if prefix.tokens is None or not trajectory.traces:
+            raise EpisodeError(f"dialogue {trajectory.id!r} has no tokens; a policy cannot go on from its text alone")
+        for turn in trajectory.turns[: prefix.turn]:
+            self._history += [*turn.context, Message(role="assistant", content=turn.text)]
+            self._replies.append(trajectory.reply_ids(turn))
+        turn = trajectory.turns[prefix.turn]
+        ids = trajectory.reply_ids(turn)
+        span = turn.span or TokenSpan(0, 0, 0)  # a record with traces has a span for every turn
+        prompt = _Row()
+        prompt.given(trajectory.traces[span.row].token_ids[: span.start])
+        whole = turn.finish_reason if prefix.tokens >= len(ids) else None
+        self._begun = _Begun(prompt=prompt, ids=ids[: prefix.tokens], whole=whole)
 
     def traces(self) -> tuple[TokenTrace, ...]:
         return tuple(row.trace() for row in self._rows)
 
     async def reply(self, turn: int, new: tuple[Message, ...], state: State) -> Spoken | None:
         del state
-        kept = self._rows[-1] if self._rows and self._chat.thoughts == "keep" else _Row()
-        added = self._added(kept, new)
+        begun, self._begun = self._begun, None
+        if begun is None:
+            kept = self._rows[-1] if self._rows and self._chat.thoughts == "keep" else _Row()
+            added = self._added(kept, new)
+        else:
+            self._history += new
+            kept, added = begun.prompt, ()
         prompt = (*kept.ids, *added)
-        room = self._settings.max_context_tokens - len(prompt)
+        first = () if begun is None else begun.ids
+        if begun is not None and begun.whole is not None:
+            generation = Generation(
+                token_ids=first,
+                logprobs=(0.0,) * len(first),
+                finish_reason=begun.whole,
+                policy_version=self._generator.policy_version,
+            )
+        else:
+            sampled = await self._sample(turn, prompt, first)
+            if sampled is None:
+                return None
+            generation = sampled
+        text = self._chat.text(generation.token_ids)
+        self._note(kept, added, generation, text)
+        return Spoken(
+            text=text,
+            heard=self._chat.heard(text),
+            span=TokenSpan(len(self._rows) - 1, len(prompt), len(kept.ids)),
+            finish_reason=generation.finish_reason,
+        )
+
+    async def _sample(self, turn: int, prompt: tuple[int, ...], first: tuple[int, ...]) -> Generation | None:
+        """The reply to a prompt, which begins with the tokens `first`; None when there is no room for it."""
+        room = self._settings.max_context_tokens - len(prompt) - len(first)
         if room < 1:
             if turn == 0:
                 raise EpisodeError(
@@ -251,19 +313,19 @@ class _Sampler:
                 )
             return None
         request = GenerationRequest(
-            prompt_ids=prompt,
+            prompt_ids=(*prompt, *first),
             key=(*self._key, turn),
-            max_tokens=min(self._settings.max_reply_tokens, room),
+            max_tokens=min(self._settings.max_reply_tokens - len(first), room),
             greedy=self._greedy,
         )
         generation = _checked(await self._generator.generate(request), request)
-        text = self._chat.text(generation.token_ids)
-        self._note(kept, added, generation, text)
-        return Spoken(
-            text=text,
-            heard=self._chat.heard(text),
-            span=TokenSpan(len(self._rows) - 1, len(prompt), len(kept.ids)),
-            finish_reason=generation.finish_reason,
+        if not first:
+            return generation
+        # Log-probabilities of the given beginning are not known here; a continuation is never trained on.
+        return replace(
+            generation,
+            token_ids=(*first, *generation.token_ids),
+            logprobs=((0.0,) * len(first) + tuple(generation.logprobs)),
         )
 
     def _added(self, kept: _Row, new: Sequence[Message]) -> tuple[int, ...]:
@@ -276,7 +338,7 @@ class _Sampler:
         return rendered.ids
 
     def _note(self, kept: _Row, added: Sequence[int], generation: Generation, text: str) -> None:
-        if not kept.ids:
+        if not self._rows or self._rows[-1] is not kept:
             self._rows.append(kept)
         kept.given(added)
         kept.add(generation)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from slea_llm.errors import ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import StepEvaluator, StepParser
+from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
+from slea_llm.interfaces import Remembering, StepEvaluator, StepParser
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -70,6 +70,21 @@ class Scorer:
             parser=self._parser.name,
             evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
         )
+
+    def state(self) -> dict[str, Any]:
+        """What evaluators remember from one dialogue to the next, by name, as JSON values."""
+        return {one.name: dict(one.state()) for one in self._evaluators if isinstance(one, Remembering)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state`. Raises CheckpointError when it lacks an evaluator that remembers."""
+        for one in self._evaluators:
+            if isinstance(one, Remembering):
+                if one.name not in state:
+                    raise CheckpointError(
+                        f"the checkpoint holds nothing of evaluator {one.name!r}, which remembers what it scored; "
+                        "start a fresh run"
+                    )
+                one.restore(state[one.name])
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""

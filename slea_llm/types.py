@@ -192,6 +192,12 @@ class Trajectory:
         """True when the episode itself broke; such a record has no outcome and never enters an update."""
         return self.termination == "error"
 
+    def reply_ids(self, turn: Turn) -> tuple[int, ...]:
+        """The tokens that were sampled for a turn; none for logs without tokens."""
+        if turn.span is None or not self.traces:
+            return ()
+        return self.traces[turn.span.row].token_ids[turn.span.start : turn.span.end]
+
     @property
     def sampled_tokens(self) -> int:
         return sum(sum(trace.sampled_mask) for trace in self.traces)
@@ -244,6 +250,14 @@ class ScoredStep:
             raise ValueError(f"step {self.turn}.{self.step}: give exactly one of score and reason")
         if self.score is not None and not math.isfinite(self.score):
             raise ValueError(f"step {self.turn}.{self.step}: score {self.score} is not finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether the scores of a learnt evaluator may move training, and the line that says why or why not."""
+
+    open: bool
+    line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +395,27 @@ class UserReply:
 
     text: str
     leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ReplyPrefix:
+    """The first `characters` of the reply of `turn`, which are its first `tokens` (None for logs without tokens)."""
+
+    turn: int
+    characters: int
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """How the continuations of one prefix ended, in the order of the seeds, or the reason why they did not."""
+
+    successes: tuple[bool, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.successes) == (self.reason is not None):
+            raise ValueError("give either how the continuations ended or the reason why they did not")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.errors import UnsupportedError
-from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
 from slea_llm.scoring import Scorer, TokenDecoder
 
 
@@ -38,7 +38,13 @@ def user(recipe: Recipe) -> SimulatedUser:
 
 def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
     """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
-    evaluators = [component("evaluator", spec, available) for spec in recipe.evaluators]
+    given = {**(available or {}), "build_evaluator": lambda name, options: build(ComponentSpec(name=name, **options))}
+
+    def build(spec: ComponentSpec) -> StepEvaluator:
+        evaluator: StepEvaluator = component("evaluator", spec, given)
+        return evaluator
+
+    evaluators = [build(spec) for spec in recipe.evaluators]
     return Scorer(component("parser", recipe.parser), evaluators, chat)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from slea_llm.cli import compose
 from slea_llm.config import Recipe, component_config
+from slea_llm.continuations import BranchingPlay, PolicyPlayer
 from slea_llm.errors import ConfigError, MissingDependencyError
-from slea_llm.interfaces import Environment, Generator
+from slea_llm.interfaces import Continuations, Environment, Generator, SimulatedUser
 from slea_llm.models.chat import ChatTokenizer
 from slea_llm.models.loading import load_stop_ids, load_tokenizer
 from slea_llm.redaction import RedactingFormatter, environment_secrets, refuse_secrets
@@ -31,12 +32,26 @@ class Session:
 
     recipe: Recipe
     environment: Environment
+    user: SimulatedUser
     tokenizer: PreTrainedTokenizerFast
     chat: ChatTokenizer
     generator: Generator
     rollout: Rollout
     panel_rollout: Rollout
     template: str
+
+    @property
+    def continuations(self) -> Continuations:
+        """Plays dialogues of `rollout` on from a place in a reply, with the policy that is served then."""
+        settings = self.recipe.rollout
+        return BranchingPlay(
+            self.environment,
+            self.user,
+            PolicyPlayer(self.rollout, self.chat.heard),
+            max_turns=settings.max_turns,
+            concurrency=settings.concurrency,
+            deadline_s=settings.deadline_s,
+        )
 
     @property
     def pad_id(self) -> int:
@@ -64,6 +79,7 @@ def open_session(recipe: Recipe, *, seed_offset: int = 0) -> Session:
     return Session(
         recipe=recipe,
         environment=environment,
+        user=user,
         tokenizer=tokenizer,
         chat=chat,
         generator=generator,

@@ -103,7 +103,7 @@ class TrainingRun:
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
-            scorer=compose.scorer(recipe, chat=session.chat),
+            scorer=compose.scorer(recipe, chat=session.chat, available={"continuations": session.continuations}),
             settings=recipe.rollout,
             seed=recipe.run.seed,
             log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),

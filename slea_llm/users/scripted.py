@@ -165,6 +165,9 @@ class ScriptedSession:
     def snapshot(self) -> Mapping[str, Any]:
         return asdict(self._memory)
 
+    def reseed(self, seed: int) -> None:
+        self._memory.seed = seed
+
     def _react_to_values(self, heard: Mapping[str, str], texts: list[str], rng: random.Random) -> bool:
         """Correct what is wrong, else agree. False when everything heard had been agreed to before."""
         known = {slot: value for slot, value in heard.items() if slot in self._values}

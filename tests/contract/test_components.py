@@ -16,6 +16,7 @@ from slea_llm import registry
 from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredTrajectory, TokenSpan, TokenTrace, Trajectory, Turn
 from tests.strategies import tagged_texts
+from tests.support.components import build
 
 SLOTS = ("dish", "quantity", "address")
 CALL = '<tool_call>{"name": "place_order", "arguments": {}}</tool_call>'
@@ -25,14 +26,6 @@ PARSERS = sorted(registry.names("parser"))
 EVALUATORS = sorted(registry.names("evaluator"))
 AUGMENTERS = sorted(registry.names("augmenter"))
 ROWS = [(kind, name) for kind in ("parser", "evaluator", "augmenter") for name in sorted(registry.names(kind))]
-
-
-def build(kind: str, name: str) -> Any:
-    """The component with its defaults. One with needs is built where they are made: in its own tests."""
-    component = registry.load(kind, name)
-    if getattr(component, "needs", frozenset()):
-        pytest.skip(f"{kind} {name} needs {', '.join(sorted(component.needs))}")
-    return component(component.Config())
 
 
 def state(filled: int, confirmed: int) -> dict[str, Any]:
