@@ -17,6 +17,9 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",
                 "markers": "slea_llm.parsers.markers:MarkersParser",
+                "react": "slea_llm.parsers.react:ReactParser",
+                "reply": "slea_llm.parsers.reply:ReplyParser",
+                "auto": "slea_llm.parsers.auto:AutoParser",
             }
         ),
         "evaluator": MappingProxyType({"knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase"}),

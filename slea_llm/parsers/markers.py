@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from slea_llm.parsers.outline import PARAGRAPH, Node, outline
@@ -39,7 +39,7 @@ class MarkersParser:
         """Make every sentence a sub-step, not only those that open with one of the known words."""
         replies: bool = True
         """Refine replies too; else only thoughts."""
-        tags: TaggedParser.Config = TaggedParser.Config(reply_tags=("answer",))
+        tags: TaggedParser.Config = field(default_factory=lambda: TaggedParser.Config(reply_tags=("answer",)))
         """How tags are read, as for the parser `tagged`."""
 
     def __init__(self, config: Config) -> None:
@@ -93,9 +93,7 @@ class MarkersParser:
             pieces.append(_parent(Piece(kind=kind, start=node.start, end=stop, label=node.name), parts))
         return pieces
 
-    def _moves(
-        self, text: str, kind: StepKind, node: Node, end: int, inner: tuple[int, int], whole: Whole
-    ) -> Piece:
+    def _moves(self, text: str, kind: StepKind, node: Node, end: int, inner: tuple[int, int], whole: Whole) -> Piece:
         """The piece of a node without nodes inside, its moves as parts."""
         piece = Piece(kind=kind, start=node.start, end=end, label=node.name)
         low, high = max(node.start, inner[0]), min(end, inner[1])

@@ -42,7 +42,7 @@ class Node(NamedTuple):
 
 
 def outline(text: str, start: int, end: int, markers: Markers, whole: Whole) -> list[Node]:
-    """Where the parts of `text[start:end]` begin, in order; a node is inside the last one before it that is less deep."""
+    """Where the parts of `text[start:end]` begin, in order; each is inside the last one before it that is less deep."""
     entries = list(_entries(text, start, end, markers, whole))
     nodes: list[Node] = []
     opened: list[_Open] = []
@@ -110,9 +110,7 @@ def _entries(text: str, start: int, end: int, markers: Markers, whole: Whole) ->
         position = stop
 
 
-def _line(
-    text: str, start: int, end: int, markers: Markers, whole: Whole, before: tuple[bool, str]
-) -> Iterator[Entry]:
+def _line(text: str, start: int, end: int, markers: Markers, whole: Whole, before: tuple[bool, str]) -> Iterator[Entry]:
     loose, previous = before
     lead = _LEAD.match(text, start, end)
     first = lead.end() if lead else start

@@ -220,7 +220,7 @@ def _tag_pattern(names: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _without_blanks(text: str, pieces: Sequence[Piece]) -> list[Piece]:
-    """Give blank pieces, marks of an end and leading lines to the piece before; at the start of the text to the next."""
+    """Give blank pieces, marks of an end and leading lines to the piece before; at the text's start to the next."""
     merged: list[Piece] = []
     start = 0
     for piece in pieces:

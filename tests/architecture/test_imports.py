@@ -20,12 +20,15 @@ TORCH_FREE = (
     "slea_llm.environments.order_taking",
     "slea_llm.users.scripted",
     "slea_llm.parsers.tagged",
+    "slea_llm.parsers.auto",
+    "slea_llm.parsers.coverage",
     "slea_llm.evaluators.knowledge_base",
     "slea_llm.augmenters.slot_progress",
     "slea_llm.credit.nested_gae",
     "slea_llm.rollout",
     "slea_llm.cli",
     "slea_llm.cli.score",
+    "slea_llm.cli.parse",
     "slea_llm.cli.listing",
 )
 
