@@ -20,11 +20,12 @@ from common import table
 
 from slea_llm import registry
 from slea_llm.parsers.coverage import Label, agreement, borders
+from slea_llm.parsers.faults import faults
 from slea_llm.parsers.sentences import Whole, json_values
 from slea_llm.types import Step, Turn, leaf_steps
 
 MARKS = Path(__file__).with_name("parse_marks.json")
-# Name of a style in the data -> the forms of which one must be found. A style that is not listed is looked for by `seen`.
+# Name of a style in the data -> the forms of which one must be found. `seen` looks for styles that are not listed.
 FORMS: Mapping[str, tuple[str, ...]] = {
     "numbered_list": ("numbered_dot", "numbered_paren"),
     "zh_numbered_dot": ("numbered_dot",),
@@ -46,7 +47,14 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "search_tags": ("search",),
     "xml_command": ("command",),
 }
-JSON_STYLES = ("json_plan", "toolbench_eval_json", "typed_reasoning_blocks", "json_tool_call", "anthropic_thinking_blocks")
+JSON_STYLES = (
+    "json_plan",
+    "toolbench_eval_json",
+    "typed_reasoning_blocks",
+    "json_tool_call",
+    "anthropic_thinking_blocks",
+)
+GROUPS = ("first", "first en", "first zh", "second", "second en", "second zh", "all")
 OPEN, CLOSE = "<think>", "</think>"
 
 
@@ -78,24 +86,27 @@ def steps_by(parser: Any, text: str) -> tuple[Step, ...]:
 
 
 def check(text: str, steps: Sequence[Step]) -> list[str]:
-    """What of the promises does not hold: the text rebuilt, nothing whole cut, no step across the end of the thought."""
+    """Promises that do not hold: the text rebuilt, nothing whole cut, no step across the end of the thought."""
     leaves = leaf_steps(steps)
-    faults = [] if "".join(leaf.text for leaf in leaves) == text else ["not rebuilt"]
+    found = [] if "".join(leaf.text for leaf in leaves) == text else ["not rebuilt"]
     starts = [leaf.span.start for leaf in leaves[1:]]
     for low, high in [*json_values(text), *(match.span() for match in re.finditer(r"```.*?```", text, re.DOTALL))]:
         if CLOSE not in text[low:high] and any(low < start < high for start in starts):
-            faults.append(f"cut inside {text[low : low + 20]!r}")
+            found.append(f"cut inside {text[low : low + 20]!r}")
     end = text.rfind(CLOSE) + len(CLOSE)
-    if text.count(CLOSE) == 1 and any(s.span.start < end < s.span.end and text[end : s.span.end].strip() for s in leaves):
-        faults.append("a step crosses the end of the thought")
-    return faults
+    if text.count(CLOSE) == 1 and any(
+        s.span.start < end < s.span.end and text[end : s.span.end].strip() for s in leaves
+    ):
+        found.append("a step crosses the end of the thought")
+    return found
 
 
-def seen(style: str, text: str, forms: set[str], steps: Sequence[Step]) -> bool:
+def seen(style: str, text: str, forms: set[str], steps: Sequence[Step], tagged: Sequence[Step]) -> bool:
     """Whether the parsers found a style."""
     if style in FORMS:
         return bool(forms & set(FORMS[style]))
-    thoughts = [step for step in steps if step.kind == "thought" and step.parent is None]
+    thoughts = [step for step in tagged if step.kind == "thought"]
+    broken = faults(Turn(index=0, context=(), text=text), tagged)
     opened = any(OPEN in step.text for step in thoughts)
     closed = any(CLOSE in step.text for step in thoughts)
     if style in JSON_STYLES:
@@ -106,6 +117,9 @@ def seen(style: str, text: str, forms: set[str], steps: Sequence[Step]) -> bool:
         "think_close_only": closed and not opened,
         "multi_think_blocks": opened and text.count(CLOSE) > 1,
         "code_block_inside": any("```" in step.text and Whole(text).touches(*_fence(text)) for step in steps),
+        "malformed_tags": bool(broken),
+        "repeated_eos": "repeated end mark" in broken,
+        "python_dict_args": any("Python literal" in fault for fault in broken),
         "discussion_command_block": any(step.text.count("```") == 2 for step in steps),
     }.get(style, len(leaf_steps(steps)) > 1)
 
@@ -119,7 +133,7 @@ def real_texts(folder: Path) -> None:
     """Parsed, promises, styles."""
     rows = json.loads((folder / "cot" / "cot_handed.json").read_text(encoding="utf-8"))
     found, wanted, missed = 0, 0, []
-    faults: dict[str, int] = defaultdict(int)
+    broken: dict[str, int] = defaultdict(int)
     every = parsers()
     for row in rows:
         forms: set[str] = set()
@@ -128,17 +142,19 @@ def real_texts(folder: Path) -> None:
         for name, parser in every.items():
             steps = steps_by(parser, row["text"])
             for fault in check(row["text"], steps):
-                faults[f"{name}: {row['id']}: {fault}"] += 1
+                broken[f"{name}: {row['id']}: {fault}"] += 1
             forms |= {form for step in steps if (form := Label.of(step).form)}
             auto, tagged = (steps if name == "auto" else auto), (steps if name == "tagged" else tagged)
         for style in row["style"]:
             wanted += 1
-            if seen(style, row["text"], forms, tagged if style.startswith(("think", "multi")) else auto):
+            if seen(style, row["text"], forms, auto, tagged):
                 found += 1
             else:
                 missed.append(f"{row['id']} {style}")
-    print(f"{len(rows)} texts x {len(every)} parsers, faults: {dict(faults) or 'none'}")
-    print(f"style labels found: {found}/{wanted} = {100 * found / wanted:.1f} %; missed: {', '.join(missed) or 'none'}\n")
+    print(f"{len(rows)} texts x {len(every)} parsers, promises broken: {dict(broken) or 'none'}")
+    print(
+        f"style labels found: {found}/{wanted} = {100 * found / wanted:.1f} %; missed: {', '.join(missed) or 'none'}\n"
+    )
 
 
 def marked(folder: Path) -> None:
@@ -156,22 +172,31 @@ def marked(folder: Path) -> None:
                 steps = steps_by(parser, text)
                 steps = steps if level == "leaf" else tuple(step for step in steps if step.parent is None)
                 here, there = borders(steps), {start for start in mark["starts"] if text[:start].strip()}
-                for group in ("all", rows[key]["lang"], *rows[key]["style"]):
+                groups = (
+                    mark["set"],
+                    f"{mark['set']} {rows[key]['lang']}",
+                    "all",
+                    rows[key]["lang"],
+                    *rows[key]["style"],
+                )
+                for group in groups:
                     sums[group][0] += len(here & there)
                     sums[group][1] += len(here)
                     sums[group][2] += len(there)
-            lines.append([name, level, *(_f1(sums[group]) for group in ("all", "en", "zh"))])
+            lines.append([name, level, *(_f1(sums[group]) for group in GROUPS)])
             if name == "auto" and level == "leaf":
                 by_style = [[group, str(one[2]), _f1(one)] for group, one in sorted(sums.items())]
     print(f"{len(marks)} marked texts: F1 (precision, recall)\n")
-    print(table(["parser", "steps", "all", "English", "Chinese"], lines), "\n")
+    print(table(["parser", "steps", *GROUPS], lines), "\n")
     print(table(["style (auto, leaf steps)", "marks", "F1 (precision, recall)"], by_style), "\n")
 
 
 def _f1(sums: Sequence[int]) -> str:
     common, here, there = sums
     value, both = agreement_of(common, here, there)
-    return f"{value / both if both else 1:.3f} ({common / here if here else 1:.2f}, {common / there if there else 1:.2f})"
+    return (
+        f"{value / both if both else 1:.3f} ({common / here if here else 1:.2f}, {common / there if there else 1:.2f})"
+    )
 
 
 def agreement_of(common: int, here: int, there: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log",
         type=Path,
-        help="log (.jsonl), text (.txt, .md), list of texts (.json: strings, or objects with `text`), or a folder of these",
+        help="log (.jsonl), text (.txt, .md), list of texts (.json: strings or objects with `text`), or folder of these",
     )
     parser.add_argument("--recipe", type=Path, help="recipe whose parser is reported, beside those of --parsers")
     parser.add_argument(
@@ -143,6 +143,7 @@ def _found(name: str, one: ParserCoverage) -> Iterator[str]:
         "picked": dict(one.picked.most_common()),
         "marked by": dict(one.forms.most_common(SHOWN_COUNTS)),
         "does": dict(one.does.most_common(SHOWN_COUNTS)),
+        "faults": dict(one.faults.most_common()),
     }
     for title, counts in groups.items():
         if counts:

@@ -61,7 +61,7 @@ class AutoParser:
 def _is_plain(piece: Piece) -> bool:
     """Whether nothing but its place on a line of its own, or its first word, made it a step."""
     form = (piece.label or "").partition("/")[0]
-    return form in ("paragraph", "sentence", "also", "turn", "conclude", "plan", "given", piece.kind)
+    return form in ("paragraph", "sentence", "also", "turn", "conclude", "plan", "option", "given", piece.kind)
 
 
 def _named(parser: str, piece: Piece) -> Piece:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from slea_llm.parsers.faults import faults
 from slea_llm.parsers.sentences import sentence_cuts
 from slea_llm.types import Step, Turn, leaf_steps
 
@@ -61,9 +62,11 @@ class ParserCoverage:
         self.forms: Counter[str] = Counter()
         self.does: Counter[str] = Counter()
         self.picked: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
 
-    def add(self, steps: Sequence[Step]) -> None:
+    def add(self, turn: Turn, steps: Sequence[Step]) -> None:
         """Count the steps of one turn."""
+        self.faults.update(faults(turn, steps))
         leaves = leaf_steps(steps)
         self.steps.append(len(leaves))
         self.parents += len(steps) - len(leaves)
@@ -101,7 +104,7 @@ class Coverage:
         for name, found in steps.items():
             if "".join(leaf.text for leaf in leaf_steps(found)) != turn.text:
                 raise ValueError(f"the leaf steps of parser {name!r} do not rebuild turn {turn.index}")
-            self.by_parser[name].add(found)
+            self.by_parser[name].add(turn, found)
         starts = {name: borders(found) for name, found in steps.items()}
         for one, other in combinations(steps, 2):
             common, both = agreement(starts[one], starts[other])

@@ -13,6 +13,8 @@ from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.parsers.vocabulary import Kinds, Markers
 from slea_llm.types import Step, StepKind, Turn
 
+MARKED = ("step", "item", "bullet")
+"""Levels at which the author of a text says what a step is."""
 TITLE_LENGTH = 60
 """Characters of a line that may be a title and then belongs to the step under it."""
 
@@ -35,6 +37,8 @@ class MarkersParser:
         """What marks a step: a file of data/, or a path."""
         kinds: str | None = "steps/kinds.yaml"
         """What steps do: a file of data/, or a path; none leaves it out of the labels."""
+        whole_up_to: int = 400
+        """Characters up to which a marked step or list item stays as it was written; a longer one gets sub-steps."""
         sentences: bool = False
         """Make every sentence a sub-step, not only those that open with one of the known words."""
         replies: bool = True
@@ -82,22 +86,28 @@ class MarkersParser:
         for first, last in _siblings(nodes):
             node, below = nodes[first], nodes[first + 1 : last]
             stop = nodes[last].start if last < len(nodes) else end
-            if not below:
+            if self._stays_whole(node, stop):
+                pieces.append(Piece(kind=kind, start=node.start, end=stop, label=node.name))
+            elif not below:
                 pieces.append(self._moves(text, kind, node, stop, inner, whole))
-                continue
-            parts = self._tree(text, kind, below, stop, inner, whole)
-            if _is_title(text, node.start, below[0].start):
-                parts[0] = _grown(parts[0], node.start)
             else:
-                parts.insert(0, self._moves(text, kind, node, below[0].start, inner, whole))
-            pieces.append(_parent(Piece(kind=kind, start=node.start, end=stop, label=node.name), parts))
+                parts = self._tree(text, kind, below, stop, inner, whole)
+                if _is_title(text, node.start, below[0].start):
+                    parts[0] = _grown(parts[0], node.start)
+                else:
+                    parts.insert(0, self._moves(text, kind, node, below[0].start, inner, whole))
+                pieces.append(_parent(Piece(kind=kind, start=node.start, end=stop, label=node.name), parts))
         return pieces
+
+    def _stays_whole(self, node: Node, end: int) -> bool:
+        short = end - node.start <= self.config.whole_up_to
+        return short and not self.config.sentences and node.level in MARKED
 
     def _moves(self, text: str, kind: StepKind, node: Node, end: int, inner: tuple[int, int], whole: Whole) -> Piece:
         """The piece of a node without nodes inside, its moves as parts."""
         piece = Piece(kind=kind, start=node.start, end=end, label=node.name)
         low, high = max(node.start, inner[0]), min(end, inner[1])
-        if low >= high:
+        if low >= high or (node.level in MARKED and not self.config.sentences):
             return piece
         cuts = [(cut, name) for cut in sentence_cuts(text, low, high, whole) if (name := self._opening(text, cut))]
         if node.name == PARAGRAPH and (name := self._opening(text, low)):
@@ -136,7 +146,7 @@ def _siblings(nodes: Sequence[Node]) -> list[tuple[int, int]]:
 def _is_title(text: str, start: int, end: int) -> bool:
     """Whether a marked line says only what the step under it is about."""
     line = text[start:end].strip()
-    return len(line) <= TITLE_LENGTH and "\n" not in line and line[-1:] not in ".!?。！？；"
+    return len(line) <= TITLE_LENGTH and "\n" not in line and line[-1:] not in ".!?。！？；>"
 
 
 def _grown(piece: Piece, start: int) -> Piece:

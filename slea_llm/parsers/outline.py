@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -39,17 +40,18 @@ class Node(NamedTuple):
     start: int
     depth: int
     name: str
+    level: str
 
 
 def outline(text: str, start: int, end: int, markers: Markers, whole: Whole) -> list[Node]:
     """Where the parts of `text[start:end]` begin, in order; each is inside the last one before it that is less deep."""
-    entries = list(_entries(text, start, end, markers, whole))
+    entries = _without_lone_numbers(list(_entries(text, start, end, markers, whole)))
     nodes: list[Node] = []
     opened: list[_Open] = []
     for index, (entry, until) in enumerate(zip(entries, _goes_on_until(entries), strict=True)):
         while opened and (len(opened) >= MAX_DEPTH or not _inside(opened, entry, index)):
             opened.pop()
-        nodes.append(Node(entry.start, len(opened), entry.name))
+        nodes.append(Node(entry.start, len(opened), entry.name, entry.level))
         opened.append(_Open(entry, until))
     return nodes
 
@@ -63,8 +65,8 @@ class _Open(NamedTuple):
 
 def _inside(opened: Sequence[_Open], entry: Entry, index: int) -> bool:
     above, until = opened[-1]
-    if above.name == PARAGRAPH:
-        return False
+    if above.level == PARAGRAPH:
+        return above.name != PARAGRAPH == entry.name and not entry.loose
     if entry.level == PARAGRAPH:
         return above.level in STRONG or index < until or entry.indent > above.indent or not entry.loose
     if entry.level in STRONG:
@@ -78,6 +80,17 @@ def _inside(opened: Sequence[_Open], entry: Entry, index: int) -> bool:
     if above.name == entry.name:
         return entry.indent > above.indent
     return entry.indent >= above.indent and (RANKS.index(entry.level) > RANKS.index(above.level) or entry.number == 1)
+
+
+def _without_lone_numbers(entries: Sequence[Entry]) -> list[Entry]:
+    """A number that is the only one of its form makes no list: its line is a paragraph."""
+    counts = Counter(entry.name for entry in entries)
+    return [
+        entry._replace(level=PARAGRAPH, loose=True)
+        if entry.level == "item" and entry.number is not None and counts[entry.name] == 1
+        else entry
+        for entry in entries
+    ]
 
 
 def _goes_on_until(entries: Sequence[Entry]) -> list[int]:
@@ -150,7 +163,7 @@ def _entry(mark: LineMark, match: re.Match[str], start: int, indent: int, *, loo
     if mark.name == HEADING:
         indent = len(match[0]) - len(match[0].lstrip("#"))
     number = number_of(match["n"]) if "n" in mark.regex.groupindex else None
-    return Entry(start, mark.level, mark.name, number, indent, loose)
+    return Entry(start, mark.level, mark.name, number, indent, loose or mark.level == PARAGRAPH)
 
 
 def _breaks(previous: str, line: str) -> bool:

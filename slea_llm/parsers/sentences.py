@@ -28,6 +28,7 @@ _WHOLE = re.compile(
     r"```[\s\S]*?(?:```|\Z)|~~~[\s\S]*?(?:~~~|\Z)"  # fenced code
     r"|`[^`\n]+`"  # code in a line
     r"|\$\$[\s\S]*?\$\$|\\\[(?:(?!\\\[)[\s\S])*?\\\]|\\\((?:(?!\\\()[\s\S])*?\\\)"  # displayed and inline formulas
+    r"|\\begin\{(\w+\*?)\}(?:(?!\\begin\{)[\s\S])*?\\end\{\1\}"
     r"|<<[^<>\n]*>>"  # a calculator note
     r"|(?:^[ \t]*\|[^\n]*(?:\n|\Z)){2,}"  # the rows of a table
     r"|://[^\s。！？；，]*[^\s。！？；，.!?]",  # a URL after its scheme

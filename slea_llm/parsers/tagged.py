@@ -100,10 +100,12 @@ class TaggedParser:
         return _without_blanks(text, [part for piece in cut for part in self._cut_reply(text, piece)])
 
     def inside(self, text: str, piece: Piece) -> tuple[int, int]:
-        """The characters of a thought between its opening tag or header, where it has one, and its closing one."""
+        """The characters of a piece between its opening tag or header, where it has one, and its closing one."""
         start = piece.start + len(text[piece.start : piece.end]) - len(text[piece.start : piece.end].lstrip())
         header = HEADER.match(text, start, piece.end)
         start = header.end() if header else piece.start
+        if self._reply_tags and (opening := self._reply_tags.match(text, start, piece.end)):
+            start = opening.end()
         tags = [tag for tag in self._find_tags(text, start, piece.end) if not tag.tool]
         if tags and not tags[0].closing and not text[start : tags[0].start].strip():
             start = tags[0].end

@@ -14,7 +14,7 @@ from slea_llm import assets
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import STEP_KINDS, StepKind
 
-LEVELS: tuple[str, ...] = ("section", "step", "item", "bullet")
+LEVELS: tuple[str, ...] = ("section", "step", "item", "bullet", "paragraph")
 _CHINESE = "零一二三四五六七八九"
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ROMAN: Mapping[str, int] = {"i": 1, "v": 5, "x": 10}
