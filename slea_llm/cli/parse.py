@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log",
         type=Path,
-        help="log (.jsonl), text (.txt, .md), list of texts (.json: strings or objects with `text`), or folder of these",
+        help="log (.jsonl), text (.txt, .md), list of texts (.json: strings or objects with `text`), or their folder",
     )
     parser.add_argument("--recipe", type=Path, help="recipe whose parser is reported, beside those of --parsers")
     parser.add_argument(

@@ -17,8 +17,9 @@ from slea_llm.types import Step, Turn
 class AutoParser:
     """Steps of a turn by the parser that fits it; every label begins with its name and a colon.
 
-    `react` where a line begins with `Action:`, or two with `Thought:`; else `markers` where the turn holds a thought or
-    a marked list; else `reply`, which names what a plain reply does; `tagged` where none of them finds a second step.
+    `react` where lines begin with `Action:` and another of its words, or two with `Thought:`; else `markers` where the
+    turn holds a thought or a marked list; else `reply`, which names what a plain reply does; `tagged` where there is
+    nothing but calls.
     """
 
     name: ClassVar[str] = "auto"
@@ -44,7 +45,8 @@ class AutoParser:
 
     def _pick(self, turn: Turn) -> tuple[str, list[Piece]]:
         words = self._react.words(turn)
-        if "action" in words or words.count("thought") > 1 or ("thought" in words and "answer" in words):
+        acts = "action" in words and (len(words) > 1 or bool(self._react.call(turn.text).arguments))
+        if acts or words.count("thought") > 1 or {"thought", "answer"} <= set(words):
             return self._react.name, self._react.pieces(turn)
         tagged = self._tagged.pieces(turn)
         pieces = self._markers.pieces(turn)

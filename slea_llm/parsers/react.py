@@ -69,9 +69,9 @@ class ReactParser:
     class Config:
         question: tuple[str, ...] = ("question", "问题")
         thought: tuple[str, ...] = ("thought", "think", "思考", "想法")
-        action: tuple[str, ...] = ("action", "act", "tool", "动作", "行动", "操作")
+        action: tuple[str, ...] = ("action", "act", "动作", "行动", "操作")
         input: tuple[str, ...] = ("action input", "input", "tool input", "动作输入", "行动输入", "输入")
-        observation: tuple[str, ...] = ("observation", "obs", "result", "观察", "观察结果")
+        observation: tuple[str, ...] = ("observation", "obs", "观察", "观察结果")
         answer: tuple[str, ...] = ("final answer", "answer", "response", "最终答案", "答案", "回答")
         kinds: str | None = "steps/kinds.yaml"
         """What steps do: a file of data/, or a path; none leaves it out of the labels."""
@@ -81,16 +81,27 @@ class ReactParser:
         """How tags are read, as for the parser `tagged`."""
 
         def __post_init__(self) -> None:
-            for role in ROLES:
-                for word in getattr(self, role):
+            for role, words in self.words().items():
+                for word in words:
                     if not word.strip() or ":" in word or "\n" in word:
                         raise ConfigError(f"{role} word {word!r} is empty or holds a colon; write it as in 'thought'")
+
+        def words(self) -> dict[str, tuple[str, ...]]:
+            """The words of each role."""
+            return {
+                "question": self.question,
+                "thought": self.thought,
+                "action": self.action,
+                "input": self.input,
+                "observation": self.observation,
+                "answer": self.answer,
+            }
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._tagged = TaggedParser(config.tags)
         self._kinds = Kinds.read(config.kinds) if config.kinds else None
-        self._roles = {word.lower(): role for role in ROLES for word in getattr(config, role)}
+        self._roles = {word.lower(): role for role, words in config.words().items() for word in words}
         words = "|".join(re.escape(word) for word in sorted(self._roles, key=len, reverse=True))
         head = rf"(?:\*\*)?(?P<word>{words})[ \t]{{0,2}}(?P<number>\d{{1,3}})?(?:\*\*)?[ \t]{{0,2}}[:：](?:\*\*)?"
         self._line = re.compile(rf"^[ \t]*(?:>[ \t]*)?{head}", re.IGNORECASE | re.MULTILINE)

@@ -18,11 +18,15 @@ _END = re.compile(
 _WORD = re.compile(r"[^\s.!?。！？；…,，]")
 _LIST_MARK = re.compile(r"[(]?(?:\d{1,3}|[A-Za-z])")
 _NO_END = re.compile(
-    r"(?:^|[\s(\[\"'“])(?:e\.g|i\.e|vs|cf|approx|ca|resp|mr|mrs|ms|dr|prof|st|mt|jr|sr|gen|col|capt|sgt|rev|hon|inc|ltd|corp"
-    r"|dept|fig|figs|eqn?|eqs|sec|ch|vol|no|nos|pp?|ed|eds|al|viz|est|min|max)$",
+    r"(?:^|[\s(\[\"'“])"
+    r"(?:e\.g|i\.e|vs|cf|approx|resp|mr|mrs|ms|dr|prof|st|jr|sr|gen|capt|inc|ltd|corp|dept|et al|viz)$",
     re.IGNORECASE,
 )
+_BEFORE_NUMBER = re.compile(
+    r"(?:^|[\s(\[])(?:figs?|eqn?s?|sec|ch|vol|nos?|pp?|ed|ca|min|max|art|ver|v|est)$", re.IGNORECASE
+)
 _INITIAL = re.compile(r"(?:^|[\s(.])[A-Z]$")
+_INITIALS = re.compile(r"[A-Z]\.\s?[A-Z]$")
 _OPERATOR = re.compile(r"\s*[=×÷+*/<>^≈≤≥±]")
 _WHOLE = re.compile(
     r"```[\s\S]*?(?:```|\Z)|~~~[\s\S]*?(?:~~~|\Z)"  # fenced code
@@ -133,8 +137,11 @@ def _is_no_end(text: str, word: int, match: re.Match[str]) -> bool:
         return False
     if _LIST_MARK.fullmatch(text, word, position) or _NO_END.search(text, max(0, position - 8), position):
         return True
-    initial = _INITIAL.search(text, max(0, position - 2), position)
-    return bool(initial) and (text[position - 2 : position - 1] == "." or _next_is_initial(text, match.end()))
+    if text[match.end() : match.end() + 1].isdigit() and _BEFORE_NUMBER.search(text, max(0, position - 8), position):
+        return True
+    if not _INITIAL.search(text, max(0, position - 2), position):
+        return False
+    return bool(_INITIALS.search(text, max(0, position - 4), position)) or _next_is_initial(text, match.end())
 
 
 def _next_is_initial(text: str, position: int) -> bool:

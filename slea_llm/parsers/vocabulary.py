@@ -17,6 +17,7 @@ from slea_llm.types import STEP_KINDS, StepKind
 LEVELS: tuple[str, ...] = ("section", "step", "item", "bullet", "paragraph")
 _CHINESE = "零一二三四五六七八九"
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_CIRCLED: Mapping[str, int] = {"①": 20, "❶": 10, "➀": 10, "➊": 10}
 _ROMAN: Mapping[str, int] = {"i": 1, "v": 5, "x": 10}
 
 
@@ -113,8 +114,8 @@ def number_of(text: str | None) -> int | None:
     low = text.lower()
     if low in _WORDS:
         return _WORDS.index(low)
-    for first in "①❶➀":
-        if ord(first) <= ord(text[0]) < ord(first) + 20:
+    for first, count in _CIRCLED.items():
+        if ord(first) <= ord(text[0]) < ord(first) + count:
             return ord(text[0]) - ord(first) + 1
     if all(c in _CHINESE + "十百" for c in text):
         return _chinese(text)
