@@ -14,7 +14,7 @@ _OPEN = re.compile(r"<(think|thinking|thought|thoughts|reasoning|reflection)>", 
 _CLOSE = re.compile(r"</(think|thinking|thought|thoughts|reasoning|reflection)>", re.IGNORECASE)
 _END = re.compile(r"<\|(?:im_end|endoftext|eot_id|eom_id)\|>|</s>|<end_of_turn>")
 _CALL_TAGS = re.compile(r"</?tool_call>")
-_FORMS = {"no_action": "action without a call", "malformed": "input without an action"}
+_FORMS: Mapping[str, str] = {"no_action": "action without a call", "malformed": "input without an action"}
 MAX_LITERAL = 20_000
 """Characters of a call that may be read as a Python literal: the reader of literals is not made for more."""
 

@@ -196,7 +196,7 @@ def test_a_bad_file_of_markers_is_refused_with_its_fault(tmp_path: Path, content
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("kinds: [{name: a, of: [thougt], regex: {en: [x]}}]\nobjects: {a: {en: [x]}}", "'thougt' under `of`"),
+        ("kinds: [{name: a, of: [idea], regex: {en: [x]}}]\nobjects: {a: {en: [x]}}", "'idea' under `of`"),
         ("kinds: [{name: a, regex: x}]\nobjects: {a: {en: [x]}}", "is not a list of patterns by language"),
     ],
 )
