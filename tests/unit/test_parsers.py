@@ -100,14 +100,14 @@ def check_tree(text: str, steps: tuple[Step, ...]) -> None:
 
 @pytest.mark.parametrize("index", range(len(VARIANTS)), ids=IDS)
 @given(text=replies(), reason=st.sampled_from(["stop", "length", "abort"]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_steps_are_a_tree_over_the_text_whatever_it_is(index: int, text: str, reason: FinishReason) -> None:
     check_tree(text, steps_by(index, text, reason))
 
 
 @pytest.mark.parametrize("index", range(len(VARIANTS)), ids=IDS)
 @given(text=replies(), reason=st.sampled_from(["stop", "length"]))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_step_spans_two_parts_of_a_reply(index: int, text: str, reason: FinishReason) -> None:
     """Where thought, reply and call meet, by the parser that reads tags alone, every other parser cuts too."""
     tagged = TaggedParser(TaggedParser.Config()).parse(
@@ -119,7 +119,7 @@ def test_no_step_spans_two_parts_of_a_reply(index: int, text: str, reason: Finis
 
 @pytest.mark.parametrize("index", range(len(VARIANTS)), ids=IDS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_step_crosses_the_end_of_the_thought(index: int, data: st.DataObject) -> None:
     sides = [data.draw(replies()).replace("<", "(").replace("|>", "|)") for _ in range(2)]
     text = f"{data.draw(st.sampled_from(['<think>', '']))}{sides[0]}</think>{sides[1]}"
@@ -130,7 +130,7 @@ def test_no_step_crosses_the_end_of_the_thought(index: int, data: st.DataObject)
 
 @pytest.mark.parametrize("index", range(len(VARIANTS)), ids=IDS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_json_value_and_no_code_block_is_cut(index: int, data: st.DataObject) -> None:
     value = {"key": data.draw(json_objects()), "steps": ["1. a\n2. b. C", "Thought: x"], "text": "So. Then! 首先。"}
     block = data.draw(
@@ -231,19 +231,19 @@ def test_every_token_of_a_real_tokenizer_belongs_to_one_leaf_step(kind: str, tex
     ],
 )
 def test_long_and_broken_texts_take_linear_time(unit: str) -> None:
-    """Four times the text takes far less than sixteen times the time; small times are too short to compare."""
-    for index in range(len(NAMES)):
+    """Four times the text takes far less than sixteen times the time. `auto` runs all but the cuts of `react`."""
+    for name in ("auto", "react"):
         seconds = []
-        for count in (4_000, 16_000):
-            text = (unit * count)[:count]
+        for count in (3_000, 12_000):
+            turn = Turn(index=0, context=(), text=(unit * count)[:count])
             begin = time.process_time()
-            parser_of(index).parse(Turn(index=0, context=(), text=text), "t", None)
+            parser_of(NAMES.index(name)).parse(turn, "t", None)
             seconds.append(time.process_time() - begin)
-        assert seconds[1] < 1.0 or seconds[1] < 8 * seconds[0], (VARIANTS[index], seconds)
+        assert seconds[1] < 8 * max(seconds[0], 0.05), (name, seconds)
 
 
 @given(text=replies(), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_credit_of_a_parent_is_the_sum_of_its_childrens_and_a_flat_turn_is_unchanged(
     text: str, data: st.DataObject
 ) -> None:
