@@ -12,6 +12,8 @@ from slea_llm.parsers.vocabulary import LineMark, Markers, number_of
 
 PARAGRAPH = "paragraph"
 HEADING = "markdown_heading"
+CLOSING = "conclude"
+"""The name of the opening words that end a list: a line after its last item that begins with one is none of it."""
 STRONG = ("section", "step")
 RANKS = ("section", "step", "item", "bullet")
 MAX_DEPTH = 8
@@ -19,6 +21,7 @@ MAX_DEPTH = 8
 
 _LEAD = re.compile(r"[ \t>\u3000]*(?:\\(?=-))?")
 _ENDS = ".!?。！？；;:：)]}”\"'*`>|=-…\\"
+_FENCES = ("```", "~~~")
 _WORD = re.compile(r"\w")
 
 
@@ -133,8 +136,9 @@ def _line(text: str, start: int, end: int, markers: Markers, whole: Whole, befor
         if found := mark.regex.match(text, first, end):
             entry = _entry(mark, found, start, indent, loose=loose)
             break
-    if entry is None and (loose or _breaks(previous, text[first:end])):
-        entry = Entry(start, PARAGRAPH, PARAGRAPH, None, indent, loose)
+    if entry is None and (loose or _breaks(previous, text[first:end])) and _WORD.search(text, first, end):
+        concludes = any(mark.name == CLOSING and mark.regex.match(text, first, end) for mark in markers.sentences)
+        entry = Entry(start, PARAGRAPH, PARAGRAPH, None, indent, loose or concludes)
     if entry is not None:
         yield entry
     yield from _inline(text, first + 1, end, markers, whole)
@@ -168,4 +172,6 @@ def _entry(mark: LineMark, match: re.Match[str], start: int, indent: int, *, loo
 
 def _breaks(previous: str, line: str) -> bool:
     """Whether a line end divides: not where a sentence was only wrapped."""
+    if line.startswith(_FENCES):  # code belongs to the line that leads up to it
+        return False
     return previous.rstrip()[-1:] in _ENDS or not line[:1].islower()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -14,12 +14,18 @@ from slea_llm.parsers.vocabulary import Kinds
 from slea_llm.types import Step, Turn
 
 
+ASKS = "asks_information"
+"""The kind of step whose objects an answer can tell."""
+
+
 class ReplyParser:
     """Steps of a reply without any thought, by rules over the vocabulary of data/steps/kinds.yaml.
 
     The turn is first cut by its tags as `tagged` does. Each reply is then cut into sentences and lines, each is named
     by what it does, and neighbours that do the same thing are one step: `asks_information(budget, date)`. Thoughts and
-    calls stay whole. The label is the tag, or the kind of the step where no tag stands, a slash and that name.
+    calls stay whole. The label is the tag, or the kind of the step where no tag stands, a slash and that name. Where the
+    last question names nothing, the slots that are filled after the turn and were not before it (`filled` of the public
+    state) say what it asked for.
     """
 
     name: ClassVar[str] = "reply"
@@ -46,11 +52,12 @@ class ReplyParser:
         """The same as pieces of the text."""
         text = turn.text
         whole = Whole(text)
-        return [
+        pieces = [
             self._labelled(text, part)
             for piece in self._tagged.pieces(turn)
             for part in (self._acts(text, piece, whole) if piece.kind == "reply" else [piece])
         ]
+        return _with_answers(pieces, turn)
 
     def _acts(self, text: str, piece: Piece, whole: Whole) -> list[Piece]:
         start, end = self._tagged.inside(text, piece)
@@ -72,3 +79,16 @@ class ReplyParser:
     def _labelled(self, text: str, piece: Piece) -> Piece:
         what = self._kinds.label(text[piece.start : piece.end], piece.kind)
         return replace(piece, label=f"{piece.label or piece.kind}/{what}")
+
+
+def _with_answers(pieces: list[Piece], turn: Turn) -> list[Piece]:
+    """The pieces, the last question with what the answer to it filled, if it names nothing itself."""
+    before, after = (state.get("filled") for state in (turn.state_before, turn.state_after))
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return pieces
+    filled = ", ".join(sorted(str(slot) for slot in after if slot not in before))
+    asking = [index for index, piece in enumerate(pieces) if (piece.label or "").partition("/")[2].startswith(ASKS)]
+    if filled and asking and "(" not in (pieces[asking[-1]].label or ""):
+        last = pieces[asking[-1]]
+        pieces[asking[-1]] = replace(last, label=f"{last.label}({filled})")
+    return pieces

@@ -59,6 +59,23 @@ def test_a_plain_reply_implies_steps(text: str, steps: list[str]) -> None:
     assert does(text) == steps
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "label"),
+    [
+        ({"filled": {}}, {"filled": {"budget": 5}}, "reply/asks_information(budget)"),
+        ({"filled": {"budget": 5}}, {"filled": {"budget": 5}}, "reply/asks_information"),
+        ({}, {"filled": {"budget": 5}}, "reply/asks_information"),
+    ],
+)
+def test_what_a_bare_question_asked_for_shows_in_what_the_answer_filled(
+    before: dict[str, object], after: dict[str, object], label: str
+) -> None:
+    asked = Turn(index=0, context=(), text="And what about that?", state_before=before, state_after=after)
+    assert [step.label for step in REPLY.parse(asked, "t", None)] == [label]
+    named = replace(asked, text="What is the address?")
+    assert [step.label for step in REPLY.parse(named, "t", None)] == ["reply/asks_information(address)"]
+
+
 def test_neighbours_that_do_the_same_stay_apart_when_asked_for() -> None:
     apart = ReplyParser(ReplyParser.Config(join=False))
     assert len(apart.parse(turn("What is your budget? When would you like to travel?"), "t", None)) == 2
