@@ -13,7 +13,6 @@ from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.parsers.vocabulary import Kinds
 from slea_llm.types import Step, Turn
 
-
 ASKS = "asks_information"
 """The kind of step whose objects an answer can tell."""
 
@@ -23,9 +22,9 @@ class ReplyParser:
 
     The turn is first cut by its tags as `tagged` does. Each reply is then cut into sentences and lines, each is named
     by what it does, and neighbours that do the same thing are one step: `asks_information(budget, date)`. Thoughts and
-    calls stay whole. The label is the tag, or the kind of the step where no tag stands, a slash and that name. Where the
-    last question names nothing, the slots that are filled after the turn and were not before it (`filled` of the public
-    state) say what it asked for.
+    calls stay whole. The label is the tag, or the kind of the step where no tag stands, a slash and that name. Where
+    the last question names nothing, the slots that are filled after the turn and were not before it (`filled` of the
+    public state) say what it asked for.
     """
 
     name: ClassVar[str] = "reply"
