@@ -92,6 +92,8 @@ def _listed(path: Path) -> Iterator[tuple[str, Turn]]:
         rows = json.loads(_read(path))
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
+    if isinstance(rows, dict) and rows and all(isinstance(text, str) for text in rows.values()) and "text" not in rows:
+        rows = [{"id": key, "text": text} for key, text in rows.items()]
     for index, row in enumerate(rows if isinstance(rows, list) else [rows]):
         text = row.get("text") if isinstance(row, dict) else row
         if not isinstance(text, str):

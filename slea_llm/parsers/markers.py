@@ -25,8 +25,8 @@ class MarkersParser:
     The turn is first cut by its tags as `tagged` does; each thought and each reply is then refined. What is marked, and
     every paragraph, is a top-level step; list items under a heading, paragraphs of a marked step and the moves of a
     paragraph (its sentences that open with `First`, `So`, `首先`, ...) are its sub-steps. A title belongs to the step
-    under it. Code, JSON, tables and formulas are never cut. The label is the marker's name in data/steps/markers.yaml,
-    a slash and what the step does by data/steps/kinds.yaml.
+    under it. Code, JSON, tables and formulas are never cut. The label is the marker's name in data/steps/markers.yaml
+    and, for leaf steps, a slash and what the step does by data/steps/kinds.yaml.
     """
 
     name: ClassVar[str] = "markers"
@@ -131,9 +131,10 @@ class MarkersParser:
     def _labelled(self, text: str, piece: Piece) -> Piece:
         if self._kinds is None:
             return piece
-        parts = tuple(self._labelled(text, part) for part in piece.parts)
+        if piece.parts:  # it does what its parts do
+            return replace(piece, parts=tuple(self._labelled(text, part) for part in piece.parts))
         what = self._kinds.label(text[piece.start : piece.end], piece.kind)
-        return replace(piece, label=f"{piece.label or piece.kind}/{what}", parts=parts)
+        return replace(piece, label=f"{piece.label or piece.kind}/{what}")
 
 
 def _siblings(nodes: Sequence[Node]) -> list[tuple[int, int]]:

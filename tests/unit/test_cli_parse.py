@@ -53,10 +53,11 @@ def test_a_log_gives_steps_a_turn_unparsed_share_and_disagreement(
 def test_texts_lists_and_folders_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "b.json").write_text(json.dumps(["One.", {"id": "x", "text": "<think>cut"}]), encoding="utf-8")
+    (tmp_path / "c.json").write_text(json.dumps({"first": "One.", "second": "Two."}), encoding="utf-8")
     (tmp_path / "ignored.csv").write_text("a,b", encoding="utf-8")
     assert main(["parse", str(tmp_path), "--recipe", str(find("recipes", "order_taking_tiny.yaml"))]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("3 turns\n")
+    assert out.startswith("5 turns\n")
     assert "recipe, faults: thought never closed 1" in out
 
 
