@@ -54,7 +54,7 @@ JSON_STYLES = (
     "json_tool_call",
     "anthropic_thinking_blocks",
 )
-GROUPS = ("first", "first en", "first zh", "second", "second en", "second zh", "all")
+GROUPS = ("first", "first en", "first zh", "second", "second en", "second zh", "third", "all")
 OPEN, CLOSE = "<think>", "</think>"
 
 
