@@ -143,7 +143,6 @@ def test_no_json_value_and_no_code_block_is_cut(index: int, data: st.DataObject)
     )
     block = block.replace("<", "(").replace("|>", "|)").replace("`>", "`)")
     before, after = (data.draw(replies()).replace("<", "(").replace("|>", "|)") for _ in range(2))
-    before = before.replace("```", "").replace("`", "").replace("{", "").replace("[", "").replace("\\", "")
     text = f"{before}\n{block}\n{after}"
     start = len(before) + 1
     for leaf in leaf_steps(steps_by(index, text))[1:]:
