@@ -29,7 +29,7 @@ _INITIAL = re.compile(r"(?:^|[\s(.])[A-Z]$")
 _INITIALS = re.compile(r"[A-Z]\.\s?[A-Z]$")
 _OPERATOR = re.compile(r"\s*[=×÷+*/<>^≈≤≥±]")
 _WHOLE = re.compile(
-    r"```[\s\S]*?(?:```|\Z)|~~~[\s\S]*?(?:~~~|\Z)"  # fenced code
+    r"```[\s\S]*?(?:```(?!\w)|\Z)|~~~[\s\S]*?(?:~~~(?!\w)|\Z)"  # fenced code; ```python opens and never closes
     r"|`[^`\n]+`"  # code in a line
     r"|\$\$[\s\S]*?\$\$|\\\[(?:(?!\\\[)[\s\S])*?\\\]|\\\((?:(?!\\\()[\s\S])*?\\\)"  # displayed and inline formulas
     r"|\\begin\{(\w+\*?)\}(?:(?!\\begin\{)[\s\S])*?\\end\{\1\}"
