@@ -29,7 +29,7 @@ ROLES: Mapping[str, StepKind] = {
 _CALL = re.compile(
     r"\s*(?P<name>[\w./-]+(?: [\w./-]+){0,3})\s*(?P<open>[\[(])(?P<arguments>.*)[\])]\s*;?\s*", re.DOTALL
 )
-_FENCE = re.compile(r"\s*```[\w-]*\n?(?P<body>.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"\s*```[\w-]*\n?(?P<body>.*?)(?:```(?!\w)|\Z)", re.DOTALL)
 _NAME_KEYS = ("action", "name", "tool", "tool_name", "function")
 _INPUT_KEYS = ("action_input", "arguments", "input", "args", "parameters", "tool_input")
 
@@ -144,20 +144,23 @@ class ReactParser:
         }
         found = sorted(words.values(), key=lambda word: word.start)
         if any(text[word.start : word.content].lstrip().startswith(">") for word in found):
-            found = list(self._with_commands(text, found, start, end))
+            found = list(self._with_commands(text, found, (start, end), whole))
         return found
 
-    def _with_commands(self, text: str, words: Sequence[_Word], start: int, end: int) -> Iterator[_Word]:
+    def _with_commands(
+        self, text: str, words: Sequence[_Word], inner: tuple[int, int], whole: Whole
+    ) -> Iterator[_Word]:
         """The words and, in the form of ALFWorld, the calls after `> ` and the observations on the lines below."""
         known = {word.start: word for word in words}
-        for match in self._prompt.finditer(text, start, end):
+        for match in self._prompt.finditer(text, *inner):
+            if whole.holds(match.start()):
+                continue
             word = known.get(match.start()) or _Word("action", match.start(), match.end())
             yield word
-            line_end = text.find("\n", word.content, end)
-            if line_end >= 0 and line_end + 1 < end:
-                following = text[line_end + 1 : end].lstrip()[:1]
-                if following not in ("", ">"):
-                    yield _Word("observation", line_end + 1, line_end + 1)
+            below = text.find("\n", word.content, inner[1]) + 1
+            following = text[below : min(inner[1], below + 200)].lstrip()[:1] if below else ""
+            if following not in ("", ">") and not whole.holds(below):
+                yield _Word("observation", below, below)
 
     def _cut(self, text: str, piece: Piece, whole: Whole) -> list[Piece]:
         start, end = self._tagged.inside(text, piece)
@@ -174,7 +177,7 @@ class ReactParser:
             else:
                 parts.append(Piece(kind=ROLES[word.role], start=word.start, end=stop, label=word.role))
             if word.role in ("input", "action"):
-                parts += _trailing(text, parts, word.content)
+                parts += _trailing(text, parts, word.content, whole)
         parts = [_checked(text, part, self) for part in parts]
         parts[0] = replace(parts[0], start=piece.start)
         parts[-1] = replace(parts[-1], end=piece.end)
@@ -220,7 +223,7 @@ def _checked(text: str, piece: Piece, parser: ReactParser) -> Piece:
     return piece
 
 
-def _trailing(text: str, parts: list[Piece], content: int) -> list[Piece]:
+def _trailing(text: str, parts: list[Piece], content: int, whole: Whole) -> list[Piece]:
     """Take from the last part what follows its JSON value or fenced block; it is reply."""
     piece = parts[-1]
     fence = _FENCE.match(text, content, piece.end)
@@ -235,6 +238,8 @@ def _trailing(text: str, parts: list[Piece], content: int) -> list[Piece]:
     if not text[stop : piece.end].strip():
         return []
     cut = border(text, stop)
+    if whole.holds(cut):
+        return []
     parts[-1] = replace(piece, end=cut)
     return [Piece(kind="reply", start=cut, end=piece.end, label="trailing")]
 

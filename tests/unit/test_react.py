@@ -124,6 +124,15 @@ def test_calls(text: str, name: str | None, value: object, malformed: str | None
     assert (call.name, call.value, call.malformed) == (name, value, malformed)
 
 
+@pytest.mark.parametrize(
+    "block",
+    ["```\n\n```python\n# 1. First. Then\nx = {\n  'a': 1}\n```", "```\n> a\nb\n> c\n```", '{"a": "x",\n\n> b: 1\n}'],
+)
+def test_code_and_json_after_an_action_or_a_prompt_stay_whole(block: str) -> None:
+    for text in (f"Action Input: 2. Action: {block}\n1", f"> think: a\nOK\n> go\nSee {block}\n> go"):
+        assert any(block in step.text for step in parse(text))
+
+
 def test_thoughts_are_split_when_asked_for() -> None:
     parser = ReactParser(ReactParser.Config(kinds=None, split_thoughts=True))
     assert [step.text for step in parse("Thought: I see. I go.\nAction: f[a. b]", parser)] == [
