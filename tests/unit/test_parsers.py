@@ -230,15 +230,23 @@ def test_every_token_of_a_real_tokenizer_belongs_to_one_leaf_step(kind: str, tex
     ],
 )
 def test_long_and_broken_texts_take_linear_time(unit: str) -> None:
-    """Four times the text takes far less than sixteen times the time. `auto` runs all but the cuts of `react`."""
+    """Four times the text takes far less than sixteen times the time, at least once on a busy machine.
+
+    `auto` runs all parsers but the cuts of `react`.
+    """
     for name in ("auto", "react"):
-        seconds = []
-        for count in (3_000, 12_000):
-            turn = Turn(index=0, context=(), text=(unit * count)[:count])
-            begin = time.process_time()
-            parser_of(NAMES.index(name)).parse(turn, "t", None)
-            seconds.append(time.process_time() - begin)
-        assert seconds[1] < 8 * max(seconds[0], 0.05), (name, seconds)
+        assert any(growth(name, unit) < 8 for _ in range(5)), name
+
+
+def growth(name: str, unit: str) -> float:
+    """How many times as long a text of four times the length takes; small times count as 0.05 s."""
+    seconds = []
+    for count in (3_000, 12_000):
+        turn = Turn(index=0, context=(), text=(unit * count)[:count])
+        begin = time.process_time()
+        parser_of(NAMES.index(name)).parse(turn, "t", None)
+        seconds.append(time.process_time() - begin)
+    return seconds[1] / max(seconds[0], 0.05)
 
 
 @given(text=replies(), data=st.data())
