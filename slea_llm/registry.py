@@ -13,7 +13,15 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
-        "parser": MappingProxyType({"tagged": "slea_llm.parsers.tagged:TaggedParser"}),
+        "parser": MappingProxyType(
+            {
+                "tagged": "slea_llm.parsers.tagged:TaggedParser",
+                "markers": "slea_llm.parsers.markers:MarkersParser",
+                "react": "slea_llm.parsers.react:ReactParser",
+                "reply": "slea_llm.parsers.reply:ReplyParser",
+                "auto": "slea_llm.parsers.auto:AutoParser",
+            }
+        ),
         "evaluator": MappingProxyType(
             {
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",

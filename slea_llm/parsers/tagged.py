@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import ClassVar, NamedTuple
 
 from slea_llm.errors import ConfigError
-from slea_llm.types import Span, Step, StepKind, TokenSpan, Turn
+from slea_llm.parsers.harmony import HEADER, Message, messages
+from slea_llm.parsers.pieces import Piece, cut_up, steps_of
+from slea_llm.parsers.sentences import border, sentence_cuts
+from slea_llm.types import Step, Turn
 
 _NAME = re.compile(r"[^\W\d][\w.-]*")
+_EMPTY = re.compile(
+    r"(?:\s|<\|(?:im_end|endoftext|eot_id|eom_id|end|return|call)\|>|<\|start\|>\w{0,20}|</s>|<eo[aemst]>|<end_of_turn>)*+"
+)
+"""White space, and marks that a model writes where it ends."""
 
 
 class _Tag(NamedTuple):
@@ -21,13 +27,6 @@ class _Tag(NamedTuple):
     tool: bool
     start: int
     end: int
-
-
-class _Segment(NamedTuple):
-    kind: StepKind
-    start: int
-    end: int
-    label: str | None
 
 
 class TaggedParser:
@@ -52,24 +51,28 @@ class TaggedParser:
         """Names of the tags around thoughts, in any case; any of them closes any other."""
         tool_tags: tuple[str, ...] = ("tool_call",)
         """Names of the tags around tool calls."""
+        reply_tags: tuple[str, ...] = ()
+        """Names of the tags that cut a reply into parts, such as `answer`."""
         split_thoughts: bool = False
         """Make every sentence or line of a thought a step of its own; code, JSON, URLs and numbers stay whole."""
 
         def __post_init__(self) -> None:
-            for name in (*self.thought_tags, *self.tool_tags):
+            for name in (*self.thought_tags, *self.tool_tags, *self.reply_tags):
                 if not _NAME.fullmatch(name):
                     raise ConfigError(
                         f"tag name {name!r} is not a word; write it without angle brackets, as in 'think'"
                     )
-            if both := {tag.lower() for tag in self.thought_tags} & {tag.lower() for tag in self.tool_tags}:
-                raise ConfigError(f"tags {sorted(both)} stand under thought_tags and under tool_tags; choose one")
+            groups = {"thought_tags": self.thought_tags, "tool_tags": self.tool_tags, "reply_tags": self.reply_tags}
+            for (one, ours), (other, theirs) in combinations(groups.items(), 2):
+                if both := {tag.lower() for tag in ours} & {tag.lower() for tag in theirs}:
+                    raise ConfigError(f"tags {sorted(both)} stand under {one} and under {other}; choose one")
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._tools = frozenset(name.lower() for name in config.tool_tags)
-        names = "|".join(re.escape(name) for name in (*config.thought_tags, *config.tool_tags))
         # At most two blanks beside the name: without a bound, `<` and a long run of blanks would cost quadratic time.
-        self._tags = re.compile(rf"<(/?)[ \t]{{0,2}}({names})[ \t]{{0,2}}>", re.IGNORECASE) if names else None
+        self._tags = _tag_pattern((*config.thought_tags, *config.tool_tags))
+        self._reply_tags = _tag_pattern(config.reply_tags)
 
     def parse(self, turn: Turn, trajectory_id: str, starts: Sequence[int] | None) -> tuple[Step, ...]:
         """Steps of a turn, none the parent of another.
@@ -77,37 +80,58 @@ class TaggedParser:
         `starts` (n,): the character at which each sampled token of `turn.span` starts; the end-of-turn token starts at
         `len(turn.text)`. Raises ValueError when they do not fit the turn.
         """
-        segments = self._segments(turn)
-        cuts = [segment.start for segment in segments] + [len(turn.text)]
-        tokens = _token_spans(turn, cuts, starts)
-        return tuple(
-            Step(
-                trajectory_id=trajectory_id,
-                turn=turn.index,
-                index=index,
-                kind=segment.kind,
-                text=turn.text[segment.start : segment.end],
-                span=Span(segment.start, segment.end),
-                tokens=span,
-                label=segment.label,
-            )
-            for index, (segment, span) in enumerate(zip(segments, tokens, strict=True))
-        )
+        pieces = self.pieces(turn)
+        if self.config.split_thoughts:
+            pieces = [part for piece in pieces for part in self._split(turn.text, piece)]
+        return steps_of(turn, trajectory_id, pieces, starts)
 
-    def _segments(self, turn: Turn) -> list[_Segment]:
-        raw = list(self._cut(turn.text, cut_short=turn.finish_reason == "length"))
-        merged = _without_blanks(turn.text, raw)
-        if not self.config.split_thoughts:
-            return merged
-        return [piece for segment in merged for piece in self._split(turn.text, segment)]
+    def pieces(self, turn: Turn) -> list[Piece]:
+        """Thoughts, replies and calls of a turn, thoughts whole; they cover its text."""
+        text, cut_short = turn.text, turn.finish_reason == "length"
+        cut: list[Piece] = []
+        position = 0
+        for message in messages(text):
+            if position < message.start:
+                cut += self._cut(text, position, message.start, cut_short=False)
+            cut += self._message(text, message, cut_short=cut_short and message.end == len(text))
+            position = message.end
+        if position < len(text):
+            cut += self._cut(text, position, len(text), cut_short=cut_short)
+        return _without_blanks(text, [part for piece in cut for part in self._cut_reply(text, piece)])
 
-    def _cut(self, text: str, *, cut_short: bool) -> Iterator[_Segment]:
-        """Segments without gap, blank ones and blank edges included."""
-        tags = self._find_tags(text)
+    def inside(self, text: str, piece: Piece) -> tuple[int, int]:
+        """The characters of a piece between its opening tag or header, where it has one, and its closing one."""
+        start = piece.start + len(text[piece.start : piece.end]) - len(text[piece.start : piece.end].lstrip())
+        header = HEADER.match(text, start, piece.end)
+        start = header.end() if header else piece.start
+        if self._reply_tags and (opening := self._reply_tags.match(text, start, piece.end)):
+            start = opening.end()
+        tags = [tag for tag in self._find_tags(text, start, piece.end) if not tag.tool]
+        if tags and not tags[0].closing and not text[start : tags[0].start].strip():
+            start = tags[0].end
+        end = tags[-1].start if tags and tags[-1].closing and tags[-1].start >= start else piece.end
+        return start, end
+
+    def _message(self, text: str, message: Message, *, cut_short: bool) -> list[Piece]:
+        """A harmony message, cut by the tags in it; what its tags do not claim is of the message's own kind."""
+        whole = Piece(kind=message.kind, start=message.start, end=message.end, label=message.label)
+        if message.kind == "tool_call" or message.body == message.body_end:
+            return [whole]
+        parts = [
+            replace(part, kind=message.kind, label=message.label) if part.label is None else part
+            for part in self._cut(text, message.body, message.body_end, cut_short=cut_short)
+        ]
+        parts[0] = replace(parts[0], start=message.start)
+        parts[-1] = replace(parts[-1], end=message.end)
+        return parts
+
+    def _cut(self, text: str, start: int, end: int, *, cut_short: bool) -> Iterator[Piece]:
+        """Pieces of `text[start:end]` without gap, blank ones and blank edges included."""
+        tags = self._find_tags(text, start, end)
         last_close = max((i for i, tag in enumerate(tags) if tag.closing and not tag.tool), default=-1)
-        position, index = 0, 0
+        position, index = start, 0
         if first := self._closes_only(tags):
-            yield _Segment("thought", 0, tags[first - 1].end, None)
+            yield Piece(kind="thought", start=start, end=tags[first - 1].end, label=tags[first - 1].name)
             position, index = tags[first - 1].end, first
         while index < len(tags):
             tag = tags[index]
@@ -115,22 +139,37 @@ class TaggedParser:
                 index += 1
                 continue
             if position < tag.start:
-                yield _Segment("reply", position, tag.start, None)
+                yield Piece(kind="reply", start=position, end=tag.start)
             if tag.tool:
-                end, index = self._tool_end(tags, index, len(text))
+                stop, index = self._tool_end(tags, index, end)
             else:
-                end, index = self._thought_end(tags, index, len(text), last_close, cut_short=cut_short)
-            yield _Segment("tool_call" if tag.tool else "thought", tag.start, end, tag.name)
-            position = end
-        if position < len(text):
-            yield _Segment("reply", position, len(text), None)
+                stop, index = self._thought_end(tags, index, end, last_close, cut_short=cut_short)
+            yield Piece(kind="tool_call" if tag.tool else "thought", start=tag.start, end=stop, label=tag.name)
+            position = stop
+        if position < end:
+            yield Piece(kind="reply", start=position, end=end)
 
-    def _find_tags(self, text: str) -> list[_Tag]:
+    def _cut_reply(self, text: str, piece: Piece) -> list[Piece]:
+        """A reply cut where a reply tag opens and behind where it closes."""
+        if piece.kind != "reply" or self._reply_tags is None:
+            return [piece]
+        parts: list[Piece] = []
+        position, name = piece.start, piece.label
+        for match in self._reply_tags.finditer(text, piece.start, piece.end):
+            cut = match.end() if match[1] else match.start()
+            if position < cut:
+                parts.append(Piece(kind="reply", start=position, end=cut, label=name))
+            position, name = cut, piece.label if match[1] else match[2].lower()
+        if position < piece.end:
+            parts.append(Piece(kind="reply", start=position, end=piece.end, label=name))
+        return parts
+
+    def _find_tags(self, text: str, start: int, end: int) -> list[_Tag]:
         if self._tags is None:
             return []
         return [
             _Tag(name, bool(match[1]), name in self._tools, match.start(), match.end())
-            for match in self._tags.finditer(text)
+            for match in self._tags.finditer(text, start, end)
             if (name := match[2].lower())
         ]
 
@@ -171,114 +210,29 @@ class TaggedParser:
             return length, len(tags)
         return tags[last_close].end, last_close + 1
 
-    def _split(self, text: str, segment: _Segment) -> list[_Segment]:
-        if segment.kind != "thought":
-            return [segment]
-        whole = text[segment.start : segment.end]
-        tags = self._find_tags(whole)
-        start = tags[0].end if tags and not tags[0].closing else 0
-        end = tags[-1].start if len(tags) > 1 and tags[-1].closing else len(whole)
-        cuts = [segment.start, *(segment.start + cut for cut in sentence_cuts(whole, start, end)), segment.end]
-        return [_Segment("thought", left, right, segment.label) for left, right in pairwise(cuts)]
+    def _split(self, text: str, piece: Piece) -> list[Piece]:
+        if piece.kind != "thought":
+            return [piece]
+        return cut_up(piece, sentence_cuts(text, *self.inside(text, piece)))
 
 
-def _without_blanks(text: str, segments: Sequence[_Segment]) -> list[_Segment]:
-    """Give blank segments and leading lines to the segment before; at the start of the text to the one after."""
-    merged: list[_Segment] = []
+def _tag_pattern(names: Sequence[str]) -> re.Pattern[str] | None:
+    choice = "|".join(re.escape(name) for name in names)
+    return re.compile(rf"<(/?)[ \t]{{0,2}}({choice})[ \t]{{0,2}}>", re.IGNORECASE) if names else None
+
+
+def _without_blanks(text: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """Give blank pieces, marks of an end and leading lines to the piece before; at the text's start to the next."""
+    merged: list[Piece] = []
     start = 0
-    for segment in segments:
-        content = text[segment.start : segment.end]
-        if not content.strip():
+    for piece in pieces:
+        if _EMPTY.fullmatch(text, piece.start, piece.end):
             continue
-        begin = segment.start + _border(content, 0) if merged else start
+        begin = border(text, piece.start) if merged else start
         if merged:
-            merged[-1] = merged[-1]._replace(end=begin)
-        merged.append(_Segment(segment.kind, begin, segment.end, segment.label))
+            merged[-1] = replace(merged[-1], end=begin)
+        merged.append(replace(piece, start=begin))
     if not merged:
-        return [_Segment("reply", 0, len(text), None)]
-    merged[-1] = merged[-1]._replace(end=len(text))
+        return [Piece(kind="reply", start=0, end=len(text))]
+    merged[-1] = replace(merged[-1], end=len(text))
     return merged
-
-
-def _border(text: str, position: int) -> int:
-    """Where the next step begins, given that white space begins at `position`.
-
-    Line ends stay with the step before. Blanks in front of a word go with the word, as tokenizers glue them to it: the
-    token that opens a step would else be counted, and credited, to the step before.
-    """
-    blank = _BLANK.match(text, position)
-    end = blank.end() if blank else position
-    return text.rfind("\n", position, end) + 1 or position
-
-
-def _token_spans(turn: Turn, cuts: Sequence[int], starts: Sequence[int] | None) -> list[TokenSpan | None]:
-    """A token span for each pair of neighbouring cuts; a token goes where its first character starts."""
-    if starts is None:
-        return [None] * (len(cuts) - 1)
-    if turn.span is None:
-        raise ValueError(f"turn {turn.index} has token starts but no token span")
-    if len(starts) != len(turn.span):
-        raise ValueError(f"turn {turn.index} has {len(starts)} token starts for {len(turn.span)} sampled tokens")
-    if any(left > right for left, right in pairwise([0, *starts, len(turn.text)])):
-        raise ValueError(f"turn {turn.index}: token starts {list(starts)} do not rise from 0 to {len(turn.text)}")
-    borders = [0, *(bisect_left(starts, cut) for cut in cuts[1:-1]), len(starts)]
-    first = turn.span.start
-    return [TokenSpan(turn.span.row, first + left, first + right) for left, right in pairwise(borders)]
-
-
-_NO_END = re.compile(r"(?:^|[\s(])(?:e\.g|i\.e|vs|cf|approx|mr|mrs|ms|dr|prof)$", re.IGNORECASE)
-_LIST_MARK = re.compile(r"\s*[(]?(?:\d{1,3}|[A-Za-z])")
-_BLANK = re.compile(r"\s*")
-_END = re.compile(r"(?:\n|(?:[.!?]+[\"'”’)\]]*|…+)(?=\s)|[。！？；]+[”’」』）》]*)(\s*)")
-_WHOLE = re.compile(
-    r"```[\s\S]*?(?:```|\Z)"  # fenced code
-    r"|`[^`\n]+`"  # code in a line
-    r"|://[^\s。！？；，]*[^\s。！？；，.!?]"  # a URL after its scheme
-)
-_BRACES = re.compile(r'"(?:\\.|[^"\\\n])*"|[{}\[\]]')
-
-
-def sentence_cuts(text: str, start: int = 0, end: int | None = None) -> list[int]:
-    """Where sentences and lines of `text[start:end]` begin, the first one left out; line ends stay with the left.
-
-    Code blocks, code in a line, URLs and bracketed JSON are never cut; nor is a point without white space after it
-    (3.14, v1.2.3, a.b@c.de, /etc/x.conf), nor one after a list number or a usual abbreviation.
-    """
-    end = len(text) if end is None else end
-    whole = _kept_whole(text)
-    cuts: list[int] = []
-    last, upcoming = start, 0
-    for match in _END.finditer(text, start, end):
-        cut = _border(text, match.start(1) - (text[match.start()] == "\n"))
-        while upcoming < len(whole) and whole[upcoming][1] <= match.start():
-            upcoming += 1
-        if upcoming < len(whole) and whole[upcoming][0] < cut and match.start() < whole[upcoming][1]:
-            continue
-        if text[match.start()] == "." and _is_no_end(text, last, match.start()):
-            continue
-        if text[last:cut].strip() and text[cut:end].strip():
-            cuts.append(cut)
-            last = cut
-    return cuts
-
-
-def _is_no_end(text: str, start: int, point: int) -> bool:
-    return bool(_LIST_MARK.fullmatch(text, start, point) or _NO_END.search(text, max(0, point - 8), point))
-
-
-def _kept_whole(text: str) -> list[tuple[int, int]]:
-    """Disjoint, sorted ranges of text that are never cut."""
-    ranges = [match.span() for match in _WHOLE.finditer(text)]
-    opened: list[int] = []
-    for match in _BRACES.finditer(text):
-        if match[0] in "{[":
-            opened.append(match.start())
-        elif match[0] in "}]" and opened:
-            ranges.append((opened.pop(), match.end()))
-    joined: list[tuple[int, int]] = []
-    for left, right in sorted(ranges):
-        if joined and left < joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(right, joined[-1][1]))
-        else:
-            joined.append((left, right))
-    return joined

@@ -20,6 +20,8 @@ TORCH_FREE = (
     "slea_llm.environments.order_taking",
     "slea_llm.users.scripted",
     "slea_llm.parsers.tagged",
+    "slea_llm.parsers.auto",
+    "slea_llm.parsers.coverage",
     "slea_llm.evaluators.knowledge_base",
     "slea_llm.evaluators.return_decomposition",
     "slea_llm.evaluators.hindsight",
@@ -31,6 +33,7 @@ TORCH_FREE = (
     "slea_llm.continuations",
     "slea_llm.cli",
     "slea_llm.cli.score",
+    "slea_llm.cli.parse",
     "slea_llm.cli.listing",
 )
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,12 +21,28 @@ from tests.support.components import build
 
 SLOTS = ("dish", "quantity", "address")
 CALL = '<tool_call>{"name": "place_order", "arguments": {}}</tool_call>'
-TORCH_FREE = frozenset({("parser", "tagged"), ("evaluator", "knowledge_base"), ("augmenter", "slot_progress")})
+TORCH_FREE = frozenset(
+    {
+        ("parser", "tagged"),
+        ("parser", "markers"),
+        ("parser", "react"),
+        ("parser", "reply"),
+        ("parser", "auto"),
+        ("evaluator", "knowledge_base"),
+        ("augmenter", "slot_progress"),
+    }
+)
 
 PARSERS = sorted(registry.names("parser"))
 EVALUATORS = sorted(registry.names("evaluator"))
 AUGMENTERS = sorted(registry.names("augmenter"))
 ROWS = [(kind, name) for kind in ("parser", "evaluator", "augmenter") for name in sorted(registry.names(kind))]
+
+
+@cache
+def parser_of(name: str) -> Any:
+    """A parser has no state: one for all examples."""
+    return build("parser", name)
 
 
 def state(filled: int, confirmed: int) -> dict[str, Any]:
@@ -108,7 +125,7 @@ def test_torch_free_components_are_loaded_without_torch() -> None:
 @given(text=tagged_texts(), reason=st.sampled_from(["stop", "length", "abort"]), data=st.data())
 @settings(deadline=None, max_examples=50)
 def test_leaf_steps_tile_the_text_and_the_tokens(name: str, text: str, reason: Any, data: st.DataObject) -> None:
-    parser = build("parser", name)
+    parser = parser_of(name)
     starts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     turn = Turn(index=3, context=(), text=text, span=TokenSpan(1, 4, 4 + len(starts)), finish_reason=reason)
     trace = TokenTrace(token_ids=(), sampled_mask=(), logprobs=())

@@ -165,6 +165,16 @@ def byte_fallback(template: str = CHATML) -> PreTrainedTokenizerFast:
     return _wrap(backend, template, eos="<|im_end|>", unk="<unk>")
 
 
+def word_piece(template: str = CHATML) -> PreTrainedTokenizerFast:
+    """WordPiece as BERT has it: words are cut into pieces marked `##`, white space is lost."""
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106  the name of a token
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]"], show_progress=False)
+    backend.train_from_iterator(CORPUS, trainer)
+    return _wrap(backend, template, eos="<|im_end|>", unk="[UNK]")
+
+
 @cache
 def all_kinds(template: str = CHATML) -> dict[str, PreTrainedTokenizerFast]:
     """One tokenizer of every kind, by name."""

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slea_llm.errors import ConfigError
-from slea_llm.parsers.tagged import TaggedParser, sentence_cuts
+from slea_llm.parsers.sentences import sentence_cuts
+from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.types import FinishReason, Step, TokenSpan, Turn
 from tests.strategies import tagged_texts
 
