@@ -204,6 +204,24 @@ class Continuations(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchScoring(Protocol):
+    """An evaluator that scores several trajectories in one go, with the same result as one by one."""
+
+    def score_many(
+        self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
+    ) -> Sequence[tuple[ScoredStep, ...]]: ...
+
+
+@runtime_checkable
+class BatchParsing(Protocol):
+    """A parser that cuts several turns in one go, with the same result as one by one."""
+
+    def parse_many(self, turns: Sequence[tuple[Turn, str, Sequence[int] | None]]) -> Sequence[tuple[Step, ...]]:
+        """What `parse` gives for each `(turn, trajectory_id, starts)`, in their order."""
+        ...
+
+
 class Augmenter(Protocol):
     """Turns scores and outcomes into step rewards (and weights) of one named part."""
 
@@ -226,7 +244,11 @@ class CreditAssigner(Protocol):
         rewards: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
         stats: Sequence[TokenStats],
         reducer: Reducer,
-    ) -> tuple[AugmentedExperience, ...]: ...
+        *,
+        progress: float = 0.0,
+    ) -> tuple[AugmentedExperience, ...]:
+        """`progress` in [0, 1] is the share of training done: streams have `weight_at(progress)`."""
+        ...
 
 
 class LossTerm(Protocol):

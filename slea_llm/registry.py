@@ -20,6 +20,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "react": "slea_llm.parsers.react:ReactParser",
                 "reply": "slea_llm.parsers.reply:ReplyParser",
                 "auto": "slea_llm.parsers.auto:AutoParser",
+                "llm": "slea_llm.parsers.llm:LlmParser",
             }
         ),
         "evaluator": MappingProxyType(
@@ -29,6 +30,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
                 "counterfactual": "slea_llm.evaluators.counterfactual:Counterfactual",
                 "counterfactual_prediction": "slea_llm.evaluators.counterfactual:CounterfactualPrediction",
+                "llm_judge": "slea_llm.evaluators.llm_judge:LlmJudge",
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import Remembering, StepEvaluator, StepParser
+from slea_llm.interfaces import BatchParsing, BatchScoring, Remembering, StepEvaluator, StepParser
+from slea_llm.questions import Asking
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -57,16 +59,37 @@ class Scorer:
         Token spans come from `starts_of`, else from the decoder given as `chat`, else they are left out. Raises
         EvaluatorError when tokens and text of a turn differ, or an evaluator answers about steps that it was not asked.
         """
-        if starts_of is None:
-            starts_of = self._decoded_starts(trajectory)
-        steps = tuple(
-            step for turn in trajectory.turns for step in self._parser.parse(turn, trajectory.id, starts_of(turn))
-        )
-        scores = tuple(word for evaluator in self._evaluators for word in _ask(evaluator, trajectory, steps))
+        (steps,) = self._cut([trajectory], starts_of)
+        return self._record(trajectory, steps, [_ask(evaluator, trajectory, steps) for evaluator in self._evaluators])
+
+    def score_many(self, trajectories: Iterable[Trajectory], *, chunk: int = 64) -> Iterator[ScoredTrajectory]:
+        """What `score` gives of each, in order; a parser and evaluators that can are asked about `chunk` at a time."""
+        waiting = iter(trajectories)
+        while part := list(itertools.islice(waiting, chunk)):
+            pairs = list(zip(part, self._cut(part, None), strict=True))
+            columns = [_ask_many(evaluator, pairs) for evaluator in self._evaluators]
+            for place, (trajectory, steps) in enumerate(pairs):
+                yield self._record(trajectory, steps, [column[place] for column in columns])
+
+    def _cut(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[tuple[Step, ...]]:
+        """The steps of each trajectory."""
+        turns: list[tuple[Turn, str, Sequence[int] | None]] = []
+        for trajectory in trajectories:
+            starts = starts_of or self._decoded_starts(trajectory)
+            turns += [(turn, trajectory.id, starts(turn)) for turn in trajectory.turns]
+        if isinstance(self._parser, BatchParsing):
+            parsed = iter(self._parser.parse_many(turns))
+        else:
+            parsed = iter([self._parser.parse(*turn) for turn in turns])
+        return [tuple(step for _ in trajectory.turns for step in next(parsed)) for trajectory in trajectories]
+
+    def _record(
+        self, trajectory: Trajectory, steps: tuple[Step, ...], words: Sequence[Sequence[ScoredStep]]
+    ) -> ScoredTrajectory:
         return ScoredTrajectory(
             trajectory=trajectory,
             steps=steps,
-            scores=scores,
+            scores=tuple(word for column in words for word in column),
             parser=self._parser.name,
             evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
         )
@@ -85,6 +108,11 @@ class Scorer:
                         "start a fresh run"
                     )
                 one.restore(state[one.name])
+
+    def costs(self) -> dict[str, str]:
+        """Name of the parser or evaluator that asks a chat model -> what it has cost so far, in one line."""
+        parts = (self._parser, *self._evaluators)
+        return {part.name: part.usage.line() for part in parts if isinstance(part, Asking)}
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""
@@ -115,14 +143,32 @@ class Scorer:
         return starts_of
 
 
+def _ask_many(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
+    """`_ask` of every trajectory, in one go where the evaluator can."""
+    if isinstance(evaluator, BatchScoring):
+        try:
+            words = evaluator.score_many(pairs)
+        except EVALUATION_FAILURES:
+            pass  # asked one by one below, only the trajectory that it fails on loses its scores, with its own reason
+        else:
+            return [_checked(evaluator, *pair, one) for pair, one in zip(pairs, words, strict=True)]
+    return [_ask(evaluator, *pair) for pair in pairs]
+
+
 def _ask(evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step]) -> list[ScoredStep]:
     """One word for each leaf step, in the order of the steps."""
-    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     try:
         words = evaluator.score(trajectory, steps)
     except EVALUATION_FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
-        return [_unscored(evaluator, place, reason) for place in leaves]
+        return [_unscored(evaluator, (step.turn, step.index), reason) for step in leaf_steps(steps)]
+    return _checked(evaluator, trajectory, steps, words)
+
+
+def _checked(
+    evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step], words: Sequence[ScoredStep]
+) -> list[ScoredStep]:
+    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     given = {(word.turn, word.step): word for word in words}
     if len(given) != len(words) or not given.keys() <= set(leaves):
         raise EvaluatorError(
