@@ -15,7 +15,7 @@ from slea_llm.credit.placement import Layout, known_tokens, lay_out, unscored_st
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
 from slea_llm.interfaces import Augmenter, CreditAssigner, Reducer
 from slea_llm.settings import StreamSettings
-from slea_llm.types import STEP_KINDS, AugmentedExperience, ScoredTrajectory, TokenStats, Trajectory
+from slea_llm.types import STEP_KINDS, AugmentedExperience, ScoredTrajectory, Step, TokenStats, Trajectory
 
 Floats = NDArray[np.float64]
 
@@ -221,6 +221,25 @@ class Crediting:
             shares = zip(parts, paid, strict=True)
             metrics.update({f"credit/share/{source}": size / total for (_, source), size in shares})
         return metrics
+
+
+def with_parents(steps: Sequence[Step], values: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Credit of every step by `(turn, index)`, from that of the leaf steps: a parent's is the sum of its children's.
+
+    A parent with a child that has no value has none either. A parent must stand before its children.
+    """
+    totals = dict(values)
+    children: dict[tuple[int, int], list[float | None]] = {}
+    for step in reversed(steps):
+        key = (step.turn, step.index)
+        if (below := children.get(key)) is not None:
+            known = [value for value in below if value is not None]
+            totals.pop(key, None)
+            if len(known) == len(below):
+                totals[key] = math.fsum(known)
+        if step.parent is not None:
+            children.setdefault((step.turn, step.parent), []).append(totals.get(key))
+    return totals
 
 
 def carries_credit(trajectory: Trajectory) -> bool:

@@ -232,25 +232,6 @@ def leaf_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(step for step in steps if (step.turn, step.index) not in parents)
 
 
-def with_parents(steps: Sequence[Step], values: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Credit of every step by `(turn, index)`, from that of the leaf steps: a parent's is the sum of its children's.
-
-    A parent with a child that has no value has none either. A parent must stand before its children.
-    """
-    totals = dict(values)
-    children: dict[tuple[int, int], list[float | None]] = {}
-    for step in reversed(steps):
-        key = (step.turn, step.index)
-        if (below := children.get(key)) is not None:
-            known = [value for value in below if value is not None]
-            totals.pop(key, None)
-            if len(known) == len(below):
-                totals[key] = math.fsum(known)
-        if step.parent is not None:
-            children.setdefault((step.turn, step.parent), []).append(totals.get(key))
-    return totals
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredStep:
     """An evaluator's word on one step: a score, or the reason why there is none. A failed score is never 0."""

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slea_llm import registry
+from slea_llm.crediting import with_parents
 from slea_llm.models.token_codec import TokenCodec
 from slea_llm.parsers.tagged import TaggedParser
-from slea_llm.types import FinishReason, Step, TokenSpan, Turn, leaf_steps, with_parents
+from slea_llm.types import FinishReason, Step, TokenSpan, Turn, leaf_steps
 from tests.strategies import json_objects, texts
 from tests.support import tokenizers as kinds
 
