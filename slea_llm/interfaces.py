@@ -167,6 +167,24 @@ class StepEvaluator(Protocol):
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]: ...
 
 
+@runtime_checkable
+class BatchParser(Protocol):
+    """A StepParser that takes many turns at once, because most of its time goes in waiting for an endpoint."""
+
+    def parse_many(self, turns: Sequence[tuple[Turn, str, Sequence[int] | None]]) -> Sequence[tuple[Step, ...]]:
+        """What `parse` gives for each `(turn, trajectory_id, starts)`, in their order."""
+        ...
+
+
+@runtime_checkable
+class BatchEvaluator(Protocol):
+    """A StepEvaluator that takes many trajectories at once; `Scorer.score_all` asks it so."""
+
+    def score_many(self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]) -> Sequence[tuple[ScoredStep, ...]]:
+        """What `score` gives for each `(trajectory, steps)`, in their order."""
+        ...
+
+
 class Augmenter(Protocol):
     """Turns scores and outcomes into step rewards (and weights) of one named part."""
 

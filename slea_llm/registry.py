@@ -22,7 +22,12 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "auto": "slea_llm.parsers.auto:AutoParser",
             }
         ),
-        "evaluator": MappingProxyType({"knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase"}),
+        "evaluator": MappingProxyType(
+            {
+                "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
+                "llm_judge": "slea_llm.evaluators.llm_judge:LlmJudge",
+            }
+        ),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(

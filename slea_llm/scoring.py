@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from slea_llm.errors import ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import StepEvaluator, StepParser
+from slea_llm.interfaces import BatchEvaluator, BatchParser, StepEvaluator, StepParser
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -57,19 +58,45 @@ class Scorer:
         Token spans come from `starts_of`, else from the decoder given as `chat`, else they are left out. Raises
         EvaluatorError when tokens and text of a turn differ, or an evaluator answers about steps that it was not asked.
         """
-        if starts_of is None:
-            starts_of = self._decoded_starts(trajectory)
-        steps = tuple(
-            step for turn in trajectory.turns for step in self._parser.parse(turn, trajectory.id, starts_of(turn))
-        )
-        scores = tuple(word for evaluator in self._evaluators for word in _ask(evaluator, trajectory, steps))
-        return ScoredTrajectory(
-            trajectory=trajectory,
-            steps=steps,
-            scores=scores,
-            parser=self._parser.name,
-            evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
-        )
+        return self._score_window([trajectory], starts_of)[0]
+
+    def score_all(self, trajectories: Iterable[Trajectory], *, window: int = 64) -> Iterator[ScoredTrajectory]:
+        """What `score` gives for each, in order; `window` trajectories are read ahead and held at a time.
+
+        A parser with `parse_many` and an evaluator with `score_many` get all of a window in one call, so that what
+        waits for an endpoint waits for many answers at once.
+        """
+        if window < 1:
+            raise ConfigError(f"window {window} is below 1")
+        waiting = iter(trajectories)
+        while held := list(islice(waiting, window)):
+            yield from self._score_window(held, None)
+
+    def _score_window(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[ScoredTrajectory]:
+        pairs = list(zip(trajectories, self._steps(trajectories, starts_of), strict=True))
+        words = [_ask_all(evaluator, pairs) for evaluator in self._evaluators]
+        return [
+            ScoredTrajectory(
+                trajectory=trajectory,
+                steps=steps,
+                scores=tuple(word for given in words for word in given[index]),
+                parser=self._parser.name,
+                evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
+            )
+            for index, (trajectory, steps) in enumerate(pairs)
+        ]
+
+    def _steps(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[tuple[Step, ...]]:
+        """Steps of each trajectory."""
+        turns: list[tuple[Turn, str, Sequence[int] | None]] = []
+        for trajectory in trajectories:
+            starts = starts_of or self._decoded_starts(trajectory)
+            turns += [(turn, trajectory.id, starts(turn)) for turn in trajectory.turns]
+        if isinstance(self._parser, BatchParser):
+            parsed = iter(self._parser.parse_many(turns))
+        else:
+            parsed = iter([self._parser.parse(*turn) for turn in turns])
+        return [tuple(step for _ in trajectory.turns for step in next(parsed)) for trajectory in trajectories]
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""
@@ -100,14 +127,32 @@ class Scorer:
         return starts_of
 
 
+def _ask_all(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
+    """The words on each trajectory. When a whole batch fails each is asked alone: a fault stays with its trajectory."""
+    if len(pairs) > 1 and isinstance(evaluator, BatchEvaluator):
+        try:
+            words = evaluator.score_many(pairs)
+        except EVALUATION_FAILURES:
+            words = ()
+        if len(words) == len(pairs):
+            return [_checked(evaluator, *pair, given) for pair, given in zip(pairs, words, strict=True)]
+    return [_ask(evaluator, *pair) for pair in pairs]
+
+
 def _ask(evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step]) -> list[ScoredStep]:
     """One word for each leaf step, in the order of the steps."""
-    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     try:
         words = evaluator.score(trajectory, steps)
     except EVALUATION_FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
-        return [_unscored(evaluator, place, reason) for place in leaves]
+        return [_unscored(evaluator, (step.turn, step.index), reason) for step in leaf_steps(steps)]
+    return _checked(evaluator, trajectory, steps, words)
+
+
+def _checked(
+    evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step], words: Sequence[ScoredStep]
+) -> list[ScoredStep]:
+    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     given = {(word.turn, word.step): word for word in words}
     if len(given) != len(words) or not given.keys() <= set(leaves):
         raise EvaluatorError(
