@@ -1,0 +1,155 @@
+"""Four features of a step, read off the dialogue by words alone: specific, ignores feedback, repeats, coherent.
+
+They need no state of an environment and no model, so that they can be had for any log; docs/evaluators.md says how far
+they can be trusted.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from slea_llm.types import Trajectory, Turn
+
+FEATURES = ("specific", "ignores_feedback", "repeats", "coherent")
+REPEAT_OVERLAP = 0.6
+"""Share of common content words (Jaccard) from which a step counts as said before."""
+MARKS: TypeAlias = Mapping[str, re.Pattern[str]]
+"""Slot -> how a text names it."""
+
+_TAG = re.compile(r"</?[^\W\d][\w.-]*[ \t]*>")
+_SENTENCE = re.compile(r"[.!?;\n。！？；]+(?=\s|$|[^\x00-\x7f])|\b(?:but|however|yet)\b|(?:但是?|不过|然而)")
+_CLAUSE = re.compile(r"[,:，：、]+\s|\b(?:and|so)\b|(?:而且|所以)|[，、]")
+_WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]+|[^\W_぀-ヿ㐀-鿿가-힯]+")
+_VALUE = re.compile(r"\d|[\"'“”`]")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What of a language the features need to know; read from data/knowledge/words.yaml."""
+
+    empty: frozenset[str]
+    settled: re.Pattern[str]
+    question: re.Pattern[str]
+
+    def content(self, text: str) -> frozenset[str]:
+        """Words that carry content, cut to their first six letters; pairs of neighbouring characters in Chinese."""
+        found: set[str] = set()
+        for word in _WORD.findall(text.lower()):
+            if ord(word[0]) >= 0x3040:
+                kept = "".join(character for character in word if character not in self.empty)
+                found.update(kept[at : at + 2] for at in range(max(len(kept) - 1, 1)) if kept)
+            elif word not in self.empty and len(word) > 1:
+                found.add(word[:6])
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was said before a turn, normalised: all of it by user and tools, the newest of it, and by the agent."""
+
+    heard: str = ""
+    now: str = ""
+    said: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Each earlier step of the agent and its content words."""
+    answered: bool = False
+    """Whether the newest came in answer to a reply of the agent."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One leaf step in its dialogue. `marks` name the slots of a domain: what a specific step speaks of."""
+
+    text: str
+    past: Past
+    words: Words
+    marks: MARKS = field(default_factory=dict)
+
+    @cached_property
+    def features(self) -> Mapping[str, bool]:
+        """The four features.
+
+        - specific: the step names something that the domain lists as concrete.
+        - ignores_feedback: the agent was answered, and the step asks for what that answer has just told with a value;
+          or it names nothing concrete and either speaks of what the answer has settled, or takes up no word of it.
+        - repeats: it has at least 0.6 of its content words in common with a step of an earlier turn, or asks only for
+          what the agent has asked for before.
+        - coherent: it names something concrete, or shares a content word with what user and tools said so far.
+        """
+        named = self.named(self.text)
+        own = self.words.content(self.text)
+        return {
+            "specific": bool(named),
+            "ignores_feedback": self._ignores(named, own),
+            "repeats": self._repeats(named, own),
+            "coherent": bool(named) or not own or bool(own & self.words.content(self.past.heard)),
+        }
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.words.question.search(self.text))
+
+    def named(self, text: str) -> frozenset[str]:
+        """The slots that a text names."""
+        return frozenset(slot for slot, mark in self.marks.items() if mark.search(text))
+
+    def heard(self, marks: MARKS, *, now: bool = False) -> frozenset[str]:
+        """The slots that user and tools have named: so far, or since the last reply."""
+        text = self.past.now if now else self.past.heard
+        return frozenset(slot for slot, mark in marks.items() if mark.search(text))
+
+    def _ignores(self, named: frozenset[str], own: frozenset[str]) -> bool:
+        if not self.past.answered or not own:
+            return False
+        sentences = [sentence for sentence in _SENTENCE.split(self.past.now) if sentence.strip()]
+        if named:
+            clauses = [clause for sentence in sentences for clause in _CLAUSE.split(sentence)]
+            told = frozenset().union(*(self.named(clause) for clause in clauses if _VALUE.search(clause)))
+            return self.asks and named <= told
+        settled = frozenset().union(
+            *(self.words.content(sentence) for sentence in sentences if self.words.settled.search(sentence))
+        )
+        return bool(own & settled) or not own & self.words.content(self.past.now)
+
+    def _repeats(self, named: frozenset[str], own: frozenset[str]) -> bool:
+        if not own:
+            return False
+        asked: frozenset[str] = frozenset()
+        for earlier, other in self.past.said:
+            if len(own & other) >= REPEAT_OVERLAP * len(own | other):
+                return True
+            if self.words.question.search(earlier):
+                asked |= self.named(earlier)
+        return bool(named) and self.asks and named <= asked
+
+
+def normalised(text: str, longest: int | None = None) -> str:
+    """The text without tags, NFKC-normalised, its white space single blanks; above `longest` its two ends alone."""
+    whole = " ".join(unicodedata.normalize("NFKC", _TAG.sub(" ", text)).split())
+    if longest is None or len(whole) <= longest:
+        return whole
+    return f"{whole[: longest // 2]} \u2026 {whole[-(longest // 2) :]}"
+
+
+def pasts(trajectory: Trajectory, texts: Sequence[tuple[int, str]], words: Words) -> Callable[[int], Past]:
+    """Turn index -> what was said before it. `texts`: `(turn, normalised text)` of every leaf step."""
+    by_turn: dict[int, list[tuple[str, frozenset[str]]]] = {}
+    for turn_index, text in texts:
+        by_turn.setdefault(turn_index, []).append((text, words.content(text)))
+    made: dict[int, Past] = {}
+    heard: list[str] = []
+    said: list[tuple[str, frozenset[str]]] = []
+    for place, turn in enumerate(trajectory.turns):
+        now = _heard(turn)
+        heard += now
+        made[turn.index] = Past("\n".join(heard), "\n".join(now), tuple(said), place > 0 and bool(now))
+        said += by_turn.get(turn.index, [])
+    return made.__getitem__
+
+
+def _heard(turn: Turn) -> list[str]:
+    return [normalised(message.content) for message in turn.context if message.role in ("user", "tool")]
