@@ -100,7 +100,7 @@ def features(tmp_path: Path, *lines: str) -> dict[str, bool]:
         (("A shirt.", "Which size?", "I do not know.", "Which colour?"), {"specific"}),
         (
             ("A shirt.", "Press the button.", "I pressed the button already.", "Press the big button now."),
-            {"ignores_feedback"},
+            BOTH,
         ),
         (("A shirt.", "Press the button.", "There is no such thing.", "Try another browser."), {"ignores_feedback"}),
         (("A shirt.", "Press the button.", "Which button?", "The green button below."), set()),

@@ -95,7 +95,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_step_whose_answer_fails_is_unscored_with_the_reason_within_the_deadline(fault: str) -> None:
+def test_br_057_a_step_whose_answer_fails_is_unscored_with_the_reason_within_the_deadline(fault: str) -> None:
     def reply(asked: Asked) -> Reply:
         return FAULTS[fault] if judged_step(asked) == RESTART else GOOD
 
