@@ -138,7 +138,10 @@ class HttpChatModel:
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """An answer for every question, in their order; each within `deadline_s` of when it was first sent."""
-        return run_apart(self._ask_all(questions)) if questions else []
+        if not questions or time.monotonic() < self._refused_until:
+            self._usage = self._usage.plus(questions=len(questions), unanswered=len(questions))
+            return [Answer(reason=self._refusal) for _ in questions]
+        return run_apart(self._ask_all(questions))
 
     async def _ask_all(self, questions: Sequence[Question]) -> list[Answer]:
         import httpx

@@ -20,6 +20,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "react": "slea_llm.parsers.react:ReactParser",
                 "reply": "slea_llm.parsers.reply:ReplyParser",
                 "auto": "slea_llm.parsers.auto:AutoParser",
+                "llm": "slea_llm.parsers.llm:LlmParser",
             }
         ),
         "evaluator": MappingProxyType(

@@ -127,7 +127,7 @@ class Pattern:
         """The slots that the matching parts of the step name; None when nothing matches."""
         if step.kind not in self.kinds or (self.call is not None and _called(scene.text) != self.call):
             return None
-        if self.labels and (step.label or "").partition("(")[0] not in self.labels:
+        if self.labels and _act(step) not in self.labels:
             return None
         if not self.regexes and not self.examples:
             return scene.named(scene.text) if self.labels else frozenset()
@@ -187,6 +187,11 @@ def _marks(source: str, what: str, table: Any) -> dict[str, re.Pattern[str]]:
         str(slot): _compile(f"{source}: {what} {slot!r}", "|".join(_by_language(f"{source}: {what} {slot!r}", texts)))
         for slot, texts in table.items()
     }
+
+
+def _act(step: Step) -> str:
+    """What the parser says that a step does: the last part of a label such as `auto:reply/asks_information(date)`."""
+    return (step.label or "").partition("(")[0].rpartition("/")[2].rpartition(":")[2]
 
 
 def _called(text: str) -> str | None:

@@ -162,7 +162,7 @@ def test_a_pattern_by_label_matches_what_the_parser_called_it(tmp_path: Path) ->
     cases = "  - {name: ask, kinds: [reply], labels: [asks_information], cases: [{score: 1.0, rationale: $slot}]}\n"
     knowledge = build(tmp_path, BASE + cases)
     assert judge(knowledge, "Hi", "Size?", label="asks_information").rationale == "size"
-    assert judge(knowledge, "Hi", "Size?", label="asks_information(size)").score == 1.0
+    assert judge(knowledge, "Hi", "Size?", label="auto:reply/asks_information(size, dates)").score == 1.0
     assert judge(knowledge, "Hi", "Size?", label="proposes").rationale == "no pattern"
     assert judge(knowledge, "Hi", "Size?").rationale == "no pattern"
 
