@@ -168,20 +168,20 @@ class StepEvaluator(Protocol):
 
 
 @runtime_checkable
-class BatchParser(Protocol):
-    """A StepParser that takes many turns at once, because most of its time goes in waiting for an endpoint."""
+class BatchScoring(Protocol):
+    """An evaluator that scores several trajectories in one go, with the same result as one by one."""
 
-    def parse_many(self, turns: Sequence[tuple[Turn, str, Sequence[int] | None]]) -> Sequence[tuple[Step, ...]]:
-        """What `parse` gives for each `(turn, trajectory_id, starts)`, in their order."""
-        ...
+    def score_many(
+        self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
+    ) -> Sequence[tuple[ScoredStep, ...]]: ...
 
 
 @runtime_checkable
-class BatchEvaluator(Protocol):
-    """A StepEvaluator that takes many trajectories at once; `Scorer.score_all` asks it so."""
+class BatchParsing(Protocol):
+    """A parser that cuts several turns in one go, with the same result as one by one."""
 
-    def score_many(self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]) -> Sequence[tuple[ScoredStep, ...]]:
-        """What `score` gives for each `(trajectory, steps)`, in their order."""
+    def parse_many(self, turns: Sequence[tuple[Turn, str, Sequence[int] | None]]) -> Sequence[tuple[Step, ...]]:
+        """What `parse` gives for each `(turn, trajectory_id, starts)`, in their order."""
         ...
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol, TypeAlias
 
 from slea_llm.errors import ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import BatchEvaluator, BatchParser, StepEvaluator, StepParser
+from slea_llm.interfaces import BatchParsing, BatchScoring, StepEvaluator, StepParser
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -58,45 +58,40 @@ class Scorer:
         Token spans come from `starts_of`, else from the decoder given as `chat`, else they are left out. Raises
         EvaluatorError when tokens and text of a turn differ, or an evaluator answers about steps that it was not asked.
         """
-        return self._score_window([trajectory], starts_of)[0]
+        (steps,) = self._cut([trajectory], starts_of)
+        return self._record(trajectory, steps, [_ask(evaluator, trajectory, steps) for evaluator in self._evaluators])
 
-    def score_all(self, trajectories: Iterable[Trajectory], *, window: int = 64) -> Iterator[ScoredTrajectory]:
-        """What `score` gives for each, in order; `window` trajectories are read ahead and held at a time.
-
-        A parser with `parse_many` and an evaluator with `score_many` get all of a window in one call, so that what
-        waits for an endpoint waits for many answers at once.
-        """
-        if window < 1:
-            raise ConfigError(f"window {window} is below 1")
+    def score_many(self, trajectories: Iterable[Trajectory], *, chunk: int = 64) -> Iterator[ScoredTrajectory]:
+        """What `score` gives of each, in order; a parser and evaluators that can are asked about `chunk` at a time."""
         waiting = iter(trajectories)
-        while held := list(islice(waiting, window)):
-            yield from self._score_window(held, None)
+        while part := list(itertools.islice(waiting, chunk)):
+            pairs = list(zip(part, self._cut(part, None), strict=True))
+            columns = [_ask_many(evaluator, pairs) for evaluator in self._evaluators]
+            for place, (trajectory, steps) in enumerate(pairs):
+                yield self._record(trajectory, steps, [column[place] for column in columns])
 
-    def _score_window(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[ScoredTrajectory]:
-        pairs = list(zip(trajectories, self._steps(trajectories, starts_of), strict=True))
-        words = [_ask_all(evaluator, pairs) for evaluator in self._evaluators]
-        return [
-            ScoredTrajectory(
-                trajectory=trajectory,
-                steps=steps,
-                scores=tuple(word for given in words for word in given[index]),
-                parser=self._parser.name,
-                evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
-            )
-            for index, (trajectory, steps) in enumerate(pairs)
-        ]
-
-    def _steps(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[tuple[Step, ...]]:
-        """Steps of each trajectory."""
+    def _cut(self, trajectories: Sequence[Trajectory], starts_of: StartsOf | None) -> list[tuple[Step, ...]]:
+        """The steps of each trajectory."""
         turns: list[tuple[Turn, str, Sequence[int] | None]] = []
         for trajectory in trajectories:
             starts = starts_of or self._decoded_starts(trajectory)
             turns += [(turn, trajectory.id, starts(turn)) for turn in trajectory.turns]
-        if isinstance(self._parser, BatchParser):
+        if isinstance(self._parser, BatchParsing):
             parsed = iter(self._parser.parse_many(turns))
         else:
             parsed = iter([self._parser.parse(*turn) for turn in turns])
         return [tuple(step for _ in trajectory.turns for step in next(parsed)) for trajectory in trajectories]
+
+    def _record(
+        self, trajectory: Trajectory, steps: tuple[Step, ...], words: Sequence[Sequence[ScoredStep]]
+    ) -> ScoredTrajectory:
+        return ScoredTrajectory(
+            trajectory=trajectory,
+            steps=steps,
+            scores=tuple(word for column in words for word in column),
+            parser=self._parser.name,
+            evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
+        )
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""
@@ -127,15 +122,15 @@ class Scorer:
         return starts_of
 
 
-def _ask_all(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
-    """The words on each trajectory. When a whole batch fails each is asked alone: a fault stays with its trajectory."""
-    if len(pairs) > 1 and isinstance(evaluator, BatchEvaluator):
+def _ask_many(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
+    """`_ask` of every trajectory, in one go where the evaluator can."""
+    if isinstance(evaluator, BatchScoring):
         try:
             words = evaluator.score_many(pairs)
         except EVALUATION_FAILURES:
-            words = ()
-        if len(words) == len(pairs):
-            return [_checked(evaluator, *pair, given) for pair, given in zip(pairs, words, strict=True)]
+            pass  # asked one by one below, only the trajectory that it fails on loses its scores, with its own reason
+        else:
+            return [_checked(evaluator, *pair, one) for pair, one in zip(pairs, words, strict=True)]
     return [_ask(evaluator, *pair) for pair in pairs]
 
 

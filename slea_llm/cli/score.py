@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     scorer = compose.scorer(recipe)
     summary = _Summary()
-    count = write_scored(arguments.output, summary.watch(scorer.score_all(read_logs(arguments.log))))
+    count = write_scored(arguments.output, summary.watch(scorer.score_many(read_logs(arguments.log))))
     low, high = wilson(summary.successes, summary.finished) if summary.finished else (0.0, 1.0)
     say(f"{count} dialogues scored into {arguments.output}; {count - summary.finished} of them had failed")
     if summary.finished:

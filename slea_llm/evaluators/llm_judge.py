@@ -37,7 +37,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 )
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What the model said of a step; `score` in [-1, 1]."""
 
     score: float
@@ -161,7 +161,7 @@ class LlmJudge:
         return "\n".join(shown)
 
     def _word(self, step: Step, answer: Answer) -> ScoredStep:
-        verdict: Verdict | None = answer.value
+        verdict: Judgement | None = answer.value
         return ScoredStep(
             turn=step.turn,
             step=step.index,
@@ -174,7 +174,7 @@ class LlmJudge:
         )
 
 
-def read_verdict(answer: Mapping[str, Any]) -> Verdict:
+def read_verdict(answer: Mapping[str, Any]) -> Judgement:
     """The verdict in an answer; raises ValueError that names what is missing or out of range."""
     if missing := [name for name in ("rationale", *FEATURES, "score") if name not in answer]:
         raise ValueError(f"{missing[0]!r} is missing")
@@ -186,7 +186,7 @@ def read_verdict(answer: Mapping[str, Any]) -> Verdict:
     if isinstance(score, bool) or not isinstance(score, int) or not LOWEST <= score <= HIGHEST:
         raise ValueError(f"score {score!r} is not a whole number from {LOWEST} to {HIGHEST}")
     middle = (LOWEST + HIGHEST) / 2
-    return Verdict(
+    return Judgement(
         score=(score - middle) / (HIGHEST - middle),
         rationale=" ".join(rationale.split())[:LONGEST_RATIONALE],
         parts={name: float(answer[name]) for name in FEATURES},

@@ -127,7 +127,7 @@ def test_many_dialogues_are_judged_at_once_and_every_step_gets_its_own_verdict()
     with serving(reply) as server:
         scorer = Scorer(PARSER, [judge(server, {"concurrency": 12})])
         begin = time.monotonic()
-        scored = list(scorer.score_all(iter(dialogues), window=12))
+        scored = list(scorer.score_many(iter(dialogues), chunk=12))
         took = time.monotonic() - begin
         alone = [scorer.score(one) for one in dialogues[:2]]
     assert [one.trajectory.id for one in scored] == [f"d{n}" for n in range(24)]

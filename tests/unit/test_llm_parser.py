@@ -208,7 +208,7 @@ def test_the_turns_of_many_dialogues_are_asked_about_at_once() -> None:
     ]
     with serving(answer) as server:
         begin = time.monotonic()
-        scored = list(Scorer(parser(server), []).score_all(dialogues))
+        scored = list(Scorer(parser(server), []).score_many(dialogues))
         took = time.monotonic() - begin
     assert [len(one.steps) for one in scored] == [9] * 8
     assert {step.trajectory_id for step in scored[3].steps} == {"d3"}
