@@ -143,7 +143,10 @@ class Crediting:
             raise CreditError(f"{len(scored)} trajectories and {len(stats)} token stats do not pair")
         kept = [pair for pair in zip(scored, stats, strict=True) if carries_credit(pair[0].trajectory)]
         rewards = [self.rewards(one, stat, progress=progress) for one, stat in kept]
-        return self._assigner.assign([one for one, _ in kept], rewards, [stat for _, stat in kept], reducer)
+        # Said only where it changes something, so that a method without streams that fade need not know of it.
+        fading = {"progress": progress} if any(stream.fade_until for stream in self.streams.values()) else {}
+        stats = [stat for _, stat in kept]
+        return self._assigner.assign([one for one, _ in kept], rewards, stats, reducer, **fading)
 
     def rewards(self, scored: ScoredTrajectory, stats: TokenStats, *, progress: float) -> dict[str, dict[str, Floats]]:
         """`[stream][part]`, (n,) each: what every sampled token of one trajectory earned, times the stream's scale."""

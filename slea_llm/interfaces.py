@@ -207,7 +207,11 @@ class CreditAssigner(Protocol):
         rewards: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
         stats: Sequence[TokenStats],
         reducer: Reducer,
-    ) -> tuple[AugmentedExperience, ...]: ...
+        *,
+        progress: float = 0.0,
+    ) -> tuple[AugmentedExperience, ...]:
+        """`progress` in [0, 1] is the share of training done: streams have `weight_at(progress)`."""
+        ...
 
 
 class LossTerm(Protocol):

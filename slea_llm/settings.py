@@ -102,6 +102,9 @@ class StreamSettings:
     """Parts that feed it: `outcome`, `reference_kl`, or the name of an evaluator or augmenter."""
     weight: float = 1.0
     """Share of this stream's whitened advantages in the sum over streams, 0 or above."""
+    fade_until: float = 0.0
+    """Share of the training after which the weight has fallen to 0, in a straight line; in [0, 1]. 0: it does not fall.
+    For scores that shall only start the learning, such as those of written knowledge (weight 0.3, 0.33)."""
     reward_scale: float = 1.0
     """Factor on the stream's rewards, above 0. Whitening undoes it for the policy; the critic's heads share a trunk, so
     streams should be of like size (0.1 for an outcome of 10 beside scores of 1), or the largest drowns the others."""
@@ -120,8 +123,14 @@ class StreamSettings:
     def __post_init__(self) -> None:
         _require(bool(self.sources), "sources", self.sources, "at least one part, such as outcome")
         _require(self.reward_scale > 0, "reward_scale", self.reward_scale, "above 0")
-        for name in ("gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
+        for name in ("fade_until", "gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+
+    def weight_at(self, progress: float) -> float:
+        """The weight when this share of the training, in [0, 1], is done."""
+        if not self.fade_until:
+            return self.weight
+        return self.weight * max(0.0, 1.0 - progress / self.fade_until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

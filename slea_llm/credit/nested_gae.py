@@ -223,8 +223,12 @@ class NestedGae:
         rewards: Sequence[Mapping[str, Mapping[str, np.ndarray]]],
         stats: Sequence[TokenStats],
         reducer: Reducer,
+        *,
+        progress: float = 0.0,
     ) -> tuple[AugmentedExperience, ...]:
         """Credit of these trajectories; every rank calls it, also one that holds none.
+
+        `progress` in [0, 1], the share of training done, sets the weights of streams that fade.
 
         Raises CreditError for a failed trajectory and for rewards or values that do not fit the sampled tokens.
         """
@@ -249,7 +253,8 @@ class NestedGae:
             returns[name] = np.where(known, target, tokens.spread(value[tokens.starts]))
             raw[name] = advantage
             applies[name] = known & _of_kinds(tokens.kinds, stream)
-        advantages, mask = self._combine(raw, applies, tokens.total, reducer)
+        weights = {name: stream.weight_at(progress) for name, stream in self.streams.items()}
+        advantages, mask = self._combine(raw, applies, weights, tokens.total, reducer)
         return self._experiences(scored, rewards, stats, tokens, advantages, mask, returns)
 
     def _estimate(
@@ -274,7 +279,12 @@ class NestedGae:
         return tokens.spread(advantage), tokens.spread(target + unit_value)
 
     def _combine(
-        self, raw: Mapping[str, Floats], applies: Mapping[str, Bools], total: int, reducer: Reducer
+        self,
+        raw: Mapping[str, Floats],
+        applies: Mapping[str, Bools],
+        weights: Mapping[str, float],
+        total: int,
+        reducer: Reducer,
     ) -> tuple[Floats, Bools]:
         """The one advantage of every token, and where any stream gave one."""
         whitened = [name for name, stream in self.streams.items() if stream.whiten]
@@ -284,8 +294,10 @@ class NestedGae:
         mask = np.zeros(total, dtype=bool)
         advantages = np.zeros(total)
         for name, stream in self.streams.items():
+            if stream.fade_until and not weights[name]:
+                continue  # what has faded away claims no tokens either
             mask |= applies[name]
-            advantages += stream.weight * parts[name]
+            advantages += weights[name] * parts[name]
         if self.config.whiten_final:
             (advantages,) = whiten([advantages], [mask], reducer)
         if self.config.clip > 0.0:

@@ -439,3 +439,25 @@ def test_crediting_checks_its_streams_at_construction() -> None:
         crediting({"a": OUTCOME}, augmenters=[Fixed({})])
     with pytest.raises(ConfigError, match="kl_coef"):
         crediting({"a": OUTCOME}, kl_coef=-1.0)
+
+
+def test_a_stream_fades_over_the_training_after_its_whitening_and_then_claims_no_token() -> None:
+    scores = {"judge": {(0, 0): 1.0, (0, 1): -1.0, (1, 0): 0.5, (1, 1): None}}
+    one = dialogue(TWO_TURNS, rewards=[0, 1], scores=scores)
+    both = {"o": [0.0] * 8, "s": [0.0] * 8}
+    pairs = ([one], [stats_of(one, both)])
+    outcome = StreamSettings(sources=("outcome",), kinds=("reply",))
+    faded = dataclasses.replace(SCORES, weight=0.3, fade_until=0.5)
+
+    def advantages(streams: Mapping[str, StreamSettings], progress: float) -> AugmentedExperience:
+        return crediting(streams, whiten_final=False).credit(*pairs, progress=progress, reducer=LocalReducer())[0]
+
+    for progress, weight in ((0.0, 0.3), (0.25, 0.15), (0.4, 0.06)):
+        constant = {"o": outcome, "s": dataclasses.replace(SCORES, weight=weight)}
+        close(advantages({"o": outcome, "s": faded}, progress).advantages, advantages(constant, 0.0).advantages)
+    for progress in (0.5, 0.9, 1.0):
+        late, alone = advantages({"o": outcome, "s": faded}, progress), advantages({"o": outcome}, 0.0)
+        close(late.advantages, alone.advantages)
+        assert late.policy_mask.tolist() == alone.policy_mask.tolist()
+    with pytest.raises(ValueError, match=r"fade_until 1\.5 is out of range"):
+        StreamSettings(sources=("judge",), fade_until=1.5)
