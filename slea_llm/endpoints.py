@@ -173,18 +173,18 @@ class HttpChatModel:
         messages = [
             {"role": message.role, "content": whole_characters(message.content)} for message in question.messages
         ]
-        correction: list[dict[str, str]] = []
+        mend: list[dict[str, str]] = []
         attempt = 0
         while True:
             attempt += 1
             try:
-                text = await self._attempt(client, self._payload(question, messages + correction), deadline)
+                text = await self._attempt(client, self._payload(question, messages + mend), deadline)
                 text = text.replace(key, REDACTED) if key else text  # a server may quote what it was sent
                 return Answer(value=read_answer(text, question), attempts=attempt)
-            except _FailureError as error:
+            except AttemptError as error:
                 failure = error
             if failure.answer is not None:
-                correction = _correction(failure)
+                mend = correction(failure)
             if failure.final or attempt == self.endpoint.attempts:
                 break
             pause = failure.pause(attempt)
@@ -197,7 +197,7 @@ class HttpChatModel:
         return Answer(reason=str(failure), attempts=attempt)
 
     async def _attempt(self, client: httpx.AsyncClient, payload: Mapping[str, Any], deadline: float) -> str:
-        """The text of one completion; raises _FailureError."""
+        """The text of one completion; raises AttemptError."""
         import httpx
 
         left = deadline - time.monotonic()
@@ -207,14 +207,14 @@ class HttpChatModel:
                 status, retry_after, body = await self._post(client, payload)
         except TimeoutError:
             limit = "timeout_s" if self.endpoint.timeout_s <= left else "deadline_s"
-            raise _FailureError(f"no answer within {getattr(self.endpoint, limit):g} s ({limit})") from None
+            raise AttemptError(f"no answer within {getattr(self.endpoint, limit):g} s ({limit})") from None
         except httpx.ConnectError as error:
-            raise _FailureError(f"{self.endpoint.url} could not be reached: {error}", unreachable=True) from None
+            raise AttemptError(f"{self.endpoint.url} could not be reached: {error}", unreachable=True) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _FailureError(f"the connection failed: {type(error).__name__}: {error}") from None
+            raise AttemptError(f"the connection failed: {type(error).__name__}: {error}") from None
         if status != HTTPStatus.OK:
             final = status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _RETRIED
-            raise _FailureError(f"status {status}{_error_text(body)}", final=final, wait=seconds_to_wait(retry_after))
+            raise AttemptError(f"status {status}{_error_text(body)}", final=final, wait=seconds_to_wait(retry_after))
         return self._text(body)
 
     async def _post(self, client: httpx.AsyncClient, payload: Mapping[str, Any]) -> tuple[int, str | None, bytes]:
@@ -224,7 +224,7 @@ class HttpChatModel:
             async for part in response.aiter_bytes():
                 body += part
                 if len(body) > MAX_BODY:
-                    raise _FailureError(f"the response is longer than {MAX_BODY} bytes", final=True)
+                    raise AttemptError(f"the response is longer than {MAX_BODY} bytes", final=True)
             return response.status_code, response.headers.get("retry-after"), bytes(body)
 
     def _payload(self, question: Question, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class HttpChatModel:
         return payload
 
     def _text(self, body: bytes) -> str:
-        """The text of a completion; raises _FailureError for a body that is none. Its tokens are counted either way."""
+        """The text of a completion; raises AttemptError for a body that is none. Its tokens are counted either way."""
         try:
             document = json.loads(body)
             self._count_tokens(document.get("usage") or {})
@@ -252,13 +252,13 @@ class HttpChatModel:
             text = choice["message"].get("content")
             reason = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise _FailureError("the response is no chat completion") from None
+            raise AttemptError("the response is no chat completion") from None
         if isinstance(text, list):  # some servers give typed parts
             text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
         if not isinstance(text, str) or not text.strip():
-            raise _FailureError("empty answer")
+            raise AttemptError("empty answer")
         if reason == "length":
-            raise _FailureError(f"the answer was cut at {self.endpoint.max_tokens} tokens (max_tokens)", answer=text)
+            raise AttemptError(f"the answer was cut at {self.endpoint.max_tokens} tokens (max_tokens)", answer=text)
         return text
 
     def _count_tokens(self, counts: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ def chat_model_of(endpoint: Endpoint, given: ChatModel | None = None) -> ChatMod
     return HttpChatModel(endpoint) if given is None else given
 
 
-class _FailureError(Exception):
+class AttemptError(Exception):
     """One attempt failed. `answer`: what the model said, when that is the fault. `wait`: seconds the server wants."""
 
     def __init__(
@@ -309,11 +309,11 @@ class _FailureError(Exception):
 
 
 def read_answer(text: str, question: Question) -> Any:
-    """The value of an answer's text; raises _FailureError that holds the text and names its fault."""
+    """The value of an answer's text; raises AttemptError that holds the text and names its fault."""
     try:
         return question.read(json_object(text))
     except ValueError as error:
-        raise _FailureError(f"malformed answer: {error}", answer=text) from None
+        raise AttemptError(f"malformed answer: {error}", answer=text) from None
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -375,7 +375,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _correction(failure: _FailureError) -> list[dict[str, str]]:
+def correction(failure: AttemptError) -> list[dict[str, str]]:
     """The faulty answer and a request for a better one, as further messages."""
     return [
         {"role": "assistant", "content": whole_characters(failure.answer or "")},

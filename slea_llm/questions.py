@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from slea_llm.types import Message
 
@@ -74,3 +74,13 @@ class ChatModel(Protocol):
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """An answer for each question, in their order; what fails is a reason, never an exception."""
         ...
+
+
+@runtime_checkable
+class Asking(Protocol):
+    """A component that asks a chat model and counts what that costs."""
+
+    name: ClassVar[str]
+
+    @property
+    def usage(self) -> Usage: ...

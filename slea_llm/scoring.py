@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from slea_llm.errors import ConfigError, EvaluatorError, SleaError
 from slea_llm.interfaces import BatchParsing, BatchScoring, StepEvaluator, StepParser
+from slea_llm.questions import Asking
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -92,6 +93,11 @@ class Scorer:
             parser=self._parser.name,
             evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
         )
+
+    def costs(self) -> dict[str, str]:
+        """Name of the parser or evaluator that asks a chat model -> what it has cost so far, in one line."""
+        parts = (self._parser, *self._evaluators)
+        return {part.name: part.usage.line() for part in parts if isinstance(part, Asking)}
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""

@@ -7,13 +7,15 @@ from typing import Any
 
 from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
+from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
 from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser
+from slea_llm.questions import ChatModel
 from slea_llm.scoring import Scorer, TokenDecoder
 
 
 def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
-    """Build a component from its spec, handing it what its `needs` ask for.
+    """Build a component from its spec, handing it what its `needs` ask for, and a chat model that runs in this process.
 
     Raises UnsupportedError when it needs something that is not to be had here (a live environment in offline scoring).
     """
@@ -23,7 +25,26 @@ def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | Non
     missing = sorted(needs - given.keys())
     if missing:
         raise UnsupportedError(f"{kind} {spec.name!r} needs {', '.join(missing)}, which is not to be had here")
-    return cls(config, **{name: given[name] for name in sorted(needs)})
+    handed = {name: given[name] for name in sorted(needs)}
+    endpoint = getattr(config, "endpoint", None)
+    if isinstance(endpoint, Endpoint) and endpoint.in_process:
+        handed["chat_model"] = given.get("chat_models", ChatModels()).of(endpoint)
+    return cls(config, **handed)
+
+
+class ChatModels:
+    """The chat models of this process: components that name the same endpoint share one engine."""
+
+    def __init__(self) -> None:
+        self._made: dict[Endpoint, ChatModel] = {}
+
+    def of(self, endpoint: Endpoint) -> ChatModel:
+        """The model of an endpoint whose url is `engine`, loaded when it is first asked for."""
+        if endpoint not in self._made:
+            from slea_llm.generation.vllm_chat import VllmChat
+
+            self._made[endpoint] = VllmChat(endpoint)
+        return self._made[endpoint]
 
 
 def environment(recipe: Recipe) -> Environment:
@@ -38,8 +59,9 @@ def user(recipe: Recipe) -> SimulatedUser:
 
 def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
     """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
-    evaluators = [component("evaluator", spec, available) for spec in recipe.evaluators]
-    return Scorer(component("parser", recipe.parser), evaluators, chat)
+    given = {"chat_models": ChatModels(), **(available or {})}
+    evaluators = [component("evaluator", spec, given) for spec in recipe.evaluators]
+    return Scorer(component("parser", recipe.parser, given), evaluators, chat)
 
 
 def crediting(recipe: Recipe) -> Crediting:

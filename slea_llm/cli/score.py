@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     for line in summary.lines():
         say(line)
+    for name, cost in scorer.costs().items():
+        say(f"{name}: {cost}")
     return 0
 
 
@@ -67,6 +69,7 @@ class _Summary:
     def __init__(self) -> None:
         self.finished = self.successes = self.steps = self.unscored = 0
         self._by_reason: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        self._missing: Counter[str] = Counter()
 
     def watch(self, scored: Iterable[ScoredTrajectory]) -> Iterator[ScoredTrajectory]:
         for one in scored:
@@ -80,6 +83,7 @@ class _Summary:
         self.steps += 1
         if step.score is None:
             self.unscored += 1
+            self._missing[f"{step.evaluator}: {step.reason}"] += 1
             return
         count, total = self._by_reason[step.rationale]
         self._by_reason[step.rationale] = (count + 1, total + step.score)
@@ -87,6 +91,8 @@ class _Summary:
     def lines(self) -> Iterator[str]:
         """Share of unscored steps, then the reasons with the highest and the lowest mean score."""
         yield f"{self.steps} step scores, {self.unscored} of them missing with a reason"
+        for reason, count in self._missing.most_common(SHOWN):
+            yield f"  none   x{count:<6} {reason}"
         ranked = sorted(self._by_reason.items(), key=lambda item: item[1][1] / item[1][0], reverse=True)
         shown = ranked if len(ranked) <= 2 * SHOWN else [*ranked[:SHOWN], *ranked[-SHOWN:]]
         for reason, (count, total) in shown:

