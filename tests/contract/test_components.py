@@ -27,7 +27,9 @@ TORCH_FREE = frozenset(
         ("parser", "react"),
         ("parser", "reply"),
         ("parser", "auto"),
+        ("parser", "llm"),
         ("evaluator", "knowledge_base"),
+        ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
     }
 )

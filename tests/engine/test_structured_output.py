@@ -1,4 +1,4 @@
-"""Verdicts and steps from the real SmolLM2-135M-Instruct, held to their form by real vLLM: in this process, and served."""
+"""Verdicts and steps of the real SmolLM2-135M-Instruct, held to their form by real vLLM: in this process and served."""
 
 from __future__ import annotations
 

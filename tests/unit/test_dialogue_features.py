@@ -203,7 +203,7 @@ def test_a_real_encoder_brings_paraphrases_near(tmp_path: Path) -> None:
         ("labels: asks", "labels 'asks' is not a list"),
         ("at_least: 2", r"at_least 2 is not a number in \[-1, 1\]"),
         ("similar: [a]", "language: "),
-        ("simlar: {en: [a]}", "did you mean 'similar'"),
+        ("simila: {en: [a]}", "did you mean 'similar'"),
     ],
 )
 def test_a_faulty_matcher_is_refused(tmp_path: Path, faulty: str, message: str) -> None:
@@ -218,3 +218,13 @@ def test_of_a_very_long_step_both_ends_are_read(tmp_path: Path) -> None:
     assert judge(knowledge, "Hi", "a" + "." * 3 * LONGEST_STEP + "z").score == 1.0
     long = "." * LONGEST_STEP
     assert judge(knowledge, "Hi", f"{long}a z{long}").score == 0.0
+
+
+def test_the_worked_example_of_the_documentation_does_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "evaluators.md").read_text(encoding="utf-8")
+    example = page.split("```yaml\n")[1].split("```")[0]
+    knowledge = build(tmp_path, example, Axes("bike", "take", "red"))
+    assert judge(knowledge, "I want to rent a bike.", "Which day?").rationale == "asks for what is needed: day"
+    assert judge(knowledge, "Tomorrow, please.", "Which day?").score == -1.0
+    assert judge(knowledge, "Hello.", "Here is a bike.").rationale == "offers before day and size are known"
+    assert judge(knowledge, "Tomorrow; I am 180 cm.", "Here is a bike.").score == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import email.utils
 import json
 import logging
@@ -19,6 +20,7 @@ from slea_llm import endpoints
 from slea_llm.endpoints import Endpoint, HttpChatModel, chat_model_of, json_object, seconds_to_wait
 from slea_llm.errors import ConfigError, UnsupportedError
 from slea_llm.questions import Answer, Question
+from slea_llm.redaction import find_secrets
 from slea_llm.types import Message
 from tests.support.chat_server import ChatServer, Reply, closed_port, completion, serving
 
@@ -252,6 +254,10 @@ def test_br_095_the_key_comes_from_the_environment_and_reaches_no_reason_value_o
         ask(server)
     assert "Authorization" not in server.headers[0]
     assert SECRET not in caplog.text
+
+
+def test_br_095_a_recipe_that_names_the_variable_of_a_key_holds_no_secret() -> None:
+    assert find_secrets(dataclasses.asdict(Endpoint(key_variable="OPENAI_API_KEY", model="judge"))) == []
 
 
 def test_a_key_that_is_not_set_is_refused_and_a_key_in_place_of_its_variable_never_quoted() -> None:
