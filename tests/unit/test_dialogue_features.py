@@ -13,6 +13,9 @@ from hypothesis import given
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.knowledge_base import LONGEST_STEP, KnowledgeBase
 from slea_llm.evaluators.knowledge_file import read_words
+from slea_llm.interfaces import StepParser
+from slea_llm.parsers.auto import AutoParser
+from slea_llm.parsers.reply import ReplyParser
 from slea_llm.types import Message, ScoredStep, Span, Step, Trajectory, Turn
 from tests.strategies import texts
 
@@ -165,6 +168,26 @@ def test_a_pattern_by_label_matches_what_the_parser_called_it(tmp_path: Path) ->
     assert judge(knowledge, "Hi", "Size?", label="auto:reply/asks_information(size, dates)").score == 1.0
     assert judge(knowledge, "Hi", "Size?", label="proposes").rationale == "no pattern"
     assert judge(knowledge, "Hi", "Size?").rationale == "no pattern"
+
+
+@pytest.mark.parametrize("parser", [ReplyParser(ReplyParser.Config()), AutoParser(AutoParser.Config())])
+def test_labels_are_those_of_the_real_parsers(tmp_path: Path, parser: StepParser) -> None:
+    cases = "  - {name: ask, kinds: [reply], labels: [asks_information], cases: [{score: 1.0, rationale: $slot}]}\n"
+    knowledge = build(tmp_path, BASE + cases)
+    turn = Turn(index=0, context=(), text="I am so sorry about that. Could you tell me the size and the date?")
+    trajectory = Trajectory(
+        id="t",
+        task={},
+        environment="none",
+        seed=0,
+        policy_version=0,
+        turns=(turn,),
+        traces=(),
+        outcome=None,
+        termination="failure",
+    )
+    found = knowledge.score(trajectory, parser.parse(turn, "t", None))
+    assert [word.rationale for word in found] == ["no pattern", "size"]
 
 
 SIMILAR = """  - name: like
