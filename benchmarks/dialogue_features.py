@@ -17,7 +17,7 @@ from typing import Any
 
 from common import table
 
-from slea_llm.evaluators.dialogue_features import Past, Scene, Words, normalised
+from slea_llm.evaluators.dialogue_features import Past, Scene, Told, Words, normalised
 from slea_llm.evaluators.knowledge_file import read_words
 
 Step = tuple[bool, Mapping[str, bool]]
@@ -49,16 +49,16 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _past(context: Sequence[Mapping[str, Any]], words: Words) -> Past:
-    said, heard, now = [], [], []
+    said, told, now = [], [], []
     for message in context:
         text = normalised(_text(message))
         if message["role"] == "agent":
             said.append((text, words.content(text)))
             now = []
         else:
-            heard.append(text)
-            now.append(text)
-    return Past("\n".join(heard), "\n".join(now), tuple(said), bool(said and now))
+            told.append(Told(text, words))
+            now.append(told[-1])
+    return Past(tuple(told), tuple(now), tuple(said), bool(said and now))
 
 
 def _accuracy(contexts: Sequence[Sequence[Step]], of: Callable[[Mapping[str, bool]], float]) -> float:

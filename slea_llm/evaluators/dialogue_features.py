@@ -48,16 +48,57 @@ class Words:
         return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What was said before a turn, normalised: all of it by user and tools, the newest of it, and by the agent."""
+@dataclass(frozen=True)
+class Told:
+    """One normalised message of the user or of a tool; read once, however many steps come after it."""
 
-    heard: str = ""
-    now: str = ""
+    text: str
+    words: Words
+    marks: MARKS = field(default_factory=dict)
+
+    @cached_property
+    def content(self) -> frozenset[str]:
+        return self.words.content(self.text)
+
+    @cached_property
+    def slots(self) -> frozenset[str]:
+        """The slots that it names."""
+        return frozenset(slot for slot, mark in self.marks.items() if mark.search(self.text))
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was said before a turn: all that user and tools told, the newest of it, and the steps of the agent."""
+
+    told: tuple[Told, ...] = ()
+    now: tuple[Told, ...] = ()
     said: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Each earlier step of the agent and its content words."""
+    """Each earlier step of the agent, normalised, and its content words."""
     answered: bool = False
     """Whether the newest came in answer to a reply of the agent."""
+
+    @cached_property
+    def slots(self) -> frozenset[str]:
+        """The slots that user and tools have named so far."""
+        return frozenset().union(*(one.slots for one in self.told))
+
+    @cached_property
+    def slots_now(self) -> frozenset[str]:
+        """Those that they have named since the last reply."""
+        return frozenset().union(*(one.slots for one in self.now))
+
+    @cached_property
+    def content(self) -> frozenset[str]:
+        """The content words of all that was told."""
+        return frozenset().union(*(one.content for one in self.told))
+
+    @cached_property
+    def content_now(self) -> frozenset[str]:
+        return frozenset().union(*(one.content for one in self.now))
+
+    @cached_property
+    def sentences_now(self) -> tuple[str, ...]:
+        return tuple(part for one in self.now for part in _SENTENCE.split(one.text) if part.strip())
 
 
 @dataclass(frozen=True)
@@ -77,7 +118,7 @@ class Scene:
         - ignores_feedback: the agent was answered, and the step asks for what that answer has just told with a value;
           or it names nothing concrete and either speaks of what the answer has settled, or takes up no word of it.
         - repeats: it has at least 0.6 of its content words in common with a step of an earlier turn, or asks only for
-          what the agent has asked for before.
+          what the agent has asked for before; a call repeats only the same call.
         - coherent: it names something concrete, or shares a content word with what user and tools said so far.
         """
         named = self.named(self.text)
@@ -86,7 +127,7 @@ class Scene:
             "specific": bool(named),
             "ignores_feedback": self._ignores(named, own),
             "repeats": self._repeats(named, own),
-            "coherent": bool(named) or not own or bool(own & self.words.content(self.past.heard)),
+            "coherent": bool(named) or not own or bool(own & self.past.content),
         }
 
     @property
@@ -97,15 +138,10 @@ class Scene:
         """The slots that a text names."""
         return frozenset(slot for slot, mark in self.marks.items() if mark.search(text))
 
-    def heard(self, marks: MARKS, *, now: bool = False) -> frozenset[str]:
-        """The slots that user and tools have named: so far, or since the last reply."""
-        text = self.past.now if now else self.past.heard
-        return frozenset(slot for slot, mark in marks.items() if mark.search(text))
-
     def _ignores(self, named: frozenset[str], own: frozenset[str]) -> bool:
         if not self.past.answered or not own:
             return False
-        sentences = [sentence for sentence in _SENTENCE.split(self.past.now) if sentence.strip()]
+        sentences = self.past.sentences_now
         if named:
             clauses = [clause for sentence in sentences for clause in _CLAUSE.split(sentence)]
             told = frozenset().union(*(self.named(clause) for clause in clauses if _VALUE.search(clause)))
@@ -113,11 +149,13 @@ class Scene:
         settled = frozenset().union(
             *(self.words.content(sentence) for sentence in sentences if self.words.settled.search(sentence))
         )
-        return bool(own & settled) or not own & self.words.content(self.past.now)
+        return bool(own & settled) or not own & self.past.content_now
 
     def _repeats(self, named: frozenset[str], own: frozenset[str]) -> bool:
         if not own:
             return False
+        if self.text.startswith("{"):  # a call: like names and values are another call, only the same one is a repeat
+            return any(earlier == self.text for earlier, _ in self.past.said)
         asked: frozenset[str] = frozenset()
         for earlier, other in self.past.said:
             if len(own & other) >= REPEAT_OVERLAP * len(own | other):
@@ -135,18 +173,23 @@ def normalised(text: str, longest: int | None = None) -> str:
     return f"{whole[: longest // 2]} \u2026 {whole[-(longest // 2) :]}"
 
 
-def pasts(trajectory: Trajectory, texts: Sequence[tuple[int, str]], words: Words) -> Callable[[int], Past]:
-    """Turn index -> what was said before it. `texts`: `(turn, normalised text)` of every leaf step."""
+def pasts(
+    trajectory: Trajectory, texts: Sequence[tuple[int, str]], words: Words, marks: MARKS
+) -> Callable[[int], Past]:
+    """Turn index -> what was said before it.
+
+    `texts`: `(turn, normalised text)` of every leaf step. `marks`: how user and tools name a slot.
+    """
     by_turn: dict[int, list[tuple[str, frozenset[str]]]] = {}
     for turn_index, text in texts:
         by_turn.setdefault(turn_index, []).append((text, words.content(text)))
     made: dict[int, Past] = {}
-    heard: list[str] = []
+    told: list[Told] = []
     said: list[tuple[str, frozenset[str]]] = []
     for place, turn in enumerate(trajectory.turns):
-        now = _heard(turn)
-        heard += now
-        made[turn.index] = Past("\n".join(heard), "\n".join(now), tuple(said), place > 0 and bool(now))
+        now = [Told(text, words, marks) for text in _heard(turn)]
+        told += now
+        made[turn.index] = Past(tuple(told), tuple(now), tuple(said), place > 0 and bool(now))
         said += by_turn.get(turn.index, [])
     return made.__getitem__
 

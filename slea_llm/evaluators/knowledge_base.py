@@ -92,7 +92,8 @@ class KnowledgeBase:
         leaves = leaf_steps(steps)
         last = {step.turn: step for step in leaves}
         texts = [normalised(step.text, LONGEST_STEP) for step in leaves]
-        past_of = pasts(trajectory, [(step.turn, text) for step, text in zip(leaves, texts, strict=True)], self._words)
+        placed = [(step.turn, text) for step, text in zip(leaves, texts, strict=True)]
+        past_of = pasts(trajectory, placed, self._words, self._knowledge.heard)
         slots = self._knowledge.slots
         scenes = [Scene(text, past_of(step.turn), self._words, slots) for step, text in zip(leaves, texts, strict=True)]
         likenesses = self._likenesses(texts)
@@ -108,8 +109,7 @@ class KnowledgeBase:
                 named = pattern.find(step, scene, likeness)
                 if named is None:
                     continue
-                heard = self._knowledge.heard
-                case = next((case for case in pattern.cases if case.holds(state, scene, named, heard, last=last)), None)
+                case = next((case for case in pattern.cases if case.holds(state, scene, named, last=last)), None)
                 if case is not None:
                     words = case.rationale.replace(NAMED_SLOTS, ", ".join(sorted(named)))
                     parts = {pattern.name: case.score, **extra}

@@ -88,14 +88,12 @@ class Case:
     score: float
     rationale: str
 
-    def holds(self, state: State, scene: Scene, named: frozenset[str], heard: MARKS, *, last: bool) -> bool:
+    def holds(self, state: State, scene: Scene, named: frozenset[str], *, last: bool) -> bool:
         """`named`: slots that the pattern's match names. Raises NoStateError when the state lacks what is asked for."""
-        return all(self._one(name, wanted, state, scene, named, heard, last) for name, wanted in self.when.items())
+        return all(self._one(name, wanted, state, scene, named, last) for name, wanted in self.when.items())
 
     @staticmethod
-    def _one(
-        name: str, wanted: Any, state: State, scene: Scene, named: frozenset[str], heard: MARKS, last: bool
-    ) -> bool:
+    def _one(name: str, wanted: Any, state: State, scene: Scene, named: frozenset[str], last: bool) -> bool:
         if name == LAST_STEP:
             return last is wanted
         if name == "slot_named":
@@ -106,7 +104,7 @@ class Case:
             wanted = named if wanted == NAMED_SLOTS else frozenset([wanted] if isinstance(wanted, str) else wanted)
         if name not in TEXT_SLOTS:
             return _Slots.of(state).holds(name, wanted, named)
-        told = scene.heard(heard, now=name == "slot_heard_now")
+        told = scene.past.slots_now if name == "slot_heard_now" else scene.past.slots
         return bool(wanted) and (not wanted & told if name == "slot_unheard" else wanted <= told)
 
 
