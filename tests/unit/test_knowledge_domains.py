@@ -185,6 +185,25 @@ def test_the_step_chain_of_the_trip_scores_as_a_chain() -> None:
     assert [word.score for word in parts] == [0.5, 1.0]
 
 
+def test_what_real_dialogues_of_an_airline_taught() -> None:
+    ask = "I can help you with that. I'll need your user ID. Could you please provide it?"
+    flight = "I need to change my flight back from Denver to Houston on May 27."
+    assert last("support", flight, ask) == 1.0
+    assert last("trip", flight, ask) == 1.0
+    assert last("trip", flight, ask, "It is ivan_smith_3668.", ask) == -1.0
+    for domain in ("support", "trip"):
+        thanks = "You're welcome! If you have any other questions, feel free to ask. Have a great day!"
+        assert last(domain, flight, "Done.", "Thank you.", thanks) == 0.0
+        calls = [
+            f'<tool_call>{{"name": "search_flight", "arguments": {{"day": "{day}"}}}}</tool_call>' for day in (27, 28)
+        ]
+        assert last(domain, flight, calls[0], "none", calls[1]) == 0.5
+        assert last(domain, flight, calls[0], "none", calls[0]) == -0.5
+    upgrade = "The upgrade to business class costs 120 dollars. Would you like me to proceed?"
+    assert last("trip", "Please upgrade my flight on May 27 to business class.", upgrade) == 0.5
+    assert last("trip", flight, "Why not upgrade to business class?") == -1.0
+
+
 # ---- the function that fetches and stores: A69, A70 ----------------------------------------------------------------
 
 CODE = "Write a function that fetches users from an API and stores them in SQLite."
