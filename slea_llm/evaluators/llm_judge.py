@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -122,6 +123,7 @@ class LlmJudge:
 
     def _questions(self, trajectory: Trajectory, leaves: Sequence[Step]) -> Iterator[tuple[Step, Question]]:
         messages: list[Message] = []
+        read = partial(read_judgement, prompt=self._prompt.text)
         for place, turn in enumerate(trajectory.turns):
             messages += turn.context
             own = [step for step in leaves if step.turn == turn.index]
@@ -132,7 +134,7 @@ class LlmJudge:
                     history=history, after=after, reply=reply, number=str(number), step=_json(step.text)
                 )
                 asked = (Message(role="user", content=text),)
-                yield step, Question(name="verdict", messages=asked, schema=SCHEMA, read=read_verdict)
+                yield step, Question(name="verdict", messages=asked, schema=SCHEMA, read=read)
             messages.append(Message(role="assistant", content=turn.text))
 
     def _history(self, messages: Sequence[Message]) -> str:
@@ -174,13 +176,18 @@ class LlmJudge:
         )
 
 
-def read_verdict(answer: Mapping[str, Any]) -> Judgement:
-    """The verdict in an answer; raises ValueError that names what is missing or out of range."""
+def read_judgement(answer: Mapping[str, Any], prompt: str = "") -> Judgement:
+    """The verdict in an answer; raises ValueError that names what is missing or out of range.
+
+    A rationale that stands word for word in the prompt is none: small models hand the instruction back.
+    """
     if missing := [name for name in ("rationale", *FEATURES, "score") if name not in answer]:
         raise ValueError(f"{missing[0]!r} is missing")
     rationale, score = answer["rationale"], answer["score"]
     if not isinstance(rationale, str) or not rationale.strip():
         raise ValueError(f"rationale {rationale!r} is not a text")
+    if prompt and " ".join(rationale.split()).strip(".") in " ".join(prompt.split()):
+        raise ValueError(f"rationale {rationale[:60]!r} is copied from the instructions")
     if unclear := [name for name in FEATURES if not isinstance(answer[name], bool)]:
         raise ValueError(f"{unclear[0]} {answer[unclear[0]]!r} is not true or false")
     if isinstance(score, bool) or not isinstance(score, int) or not LOWEST <= score <= HIGHEST:

@@ -16,7 +16,7 @@ from slea_llm import endpoints
 from slea_llm.cli import main
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import ConfigError
-from slea_llm.evaluators.llm_judge import FEATURES, LlmJudge, read_verdict
+from slea_llm.evaluators.llm_judge import FEATURES, LlmJudge, read_judgement
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.scoring import Scorer
 from slea_llm.storage import read_scored, write_trajectories
@@ -66,7 +66,7 @@ def test_a_verdict_is_a_score_in_range_a_rationale_and_four_features() -> None:
         assert (word.score, word.reason, word.rationale) == (-0.5, None, "too coarse")
         assert word.parts == {"specific": 0.0, "ignores_feedback": 0.0, "repeats": 1.0, "coherent": 1.0}
         assert word.version == judge(server).version
-    assert [read_verdict(verdict(score)).score for score in range(1, 6)] == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert [read_judgement(verdict(score)).score for score in range(1, 6)] == [-1.0, -0.5, 0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,17 @@ def test_a_verdict_is_a_score_in_range_a_rationale_and_four_features() -> None:
 )
 def test_a_verdict_out_of_form_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_verdict({**verdict(), **changes})
+        read_judgement({**verdict(), **changes})
     with pytest.raises(ValueError, match="'specific' is missing"):
-        read_verdict({"rationale": "x", "score": 3})
+        read_judgement({"rationale": "x", "score": 3})
+
+
+def test_a_rationale_that_is_copied_from_the_prompt_is_refused() -> None:
+    copied = completion(verdict(1, "it follows from what came before it and leads to the goal."))
+    with serving(Reply(body=copied)) as server:
+        (word,) = words(server, RESTART)
+    assert word.score is None
+    assert "is copied from the instructions" in str(word.reason)
 
 
 FAULTS = {
