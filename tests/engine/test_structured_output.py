@@ -23,7 +23,7 @@ from slea_llm.parsers.llm import LlmParser
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.questions import Question
 from slea_llm.scoring import Scorer
-from slea_llm.types import Message, ScoredTrajectory, Turn
+from slea_llm.types import Message, Turn
 from tests.support.chat_server import closed_port
 from tests.support.timeouts import ALL_FINE, ASKS_FOR_DETAIL, GENERIC_CHECK, NO_HELP, RESTART, dialogue
 
@@ -35,6 +35,7 @@ pytestmark = [
 
 PARSER = TaggedParser(TaggedParser.Config())
 START_S = 300
+TIMEOUT = dialogue(GENERIC_CHECK, RESTART, ASKS_FOR_DETAIL, feedback=(ALL_FINE, NO_HELP))
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,10 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise AssertionError(f"no server within {START_S} s: {log.read_text()[-3000:]}")
 
 
-def check(scored: ScoredTrajectory, judge: LlmJudge) -> None:
+def check(judge: LlmJudge) -> None:
     """Every step has a verdict in form, or a reason; the first is what structured output is for."""
+    before = judge.usage  # of the whole engine, which other tests may have asked
+    scored = Scorer(PARSER, [judge]).score(TIMEOUT)
     for word in scored.scores:
         print(word.turn, word.score, word.reason or word.rationale, dict(word.parts))  # noqa: T201  (read with -s)
     verdicts = [word for word in scored.scores if word.score is not None]
@@ -105,19 +108,18 @@ def check(scored: ScoredTrajectory, judge: LlmJudge) -> None:
         assert word.rationale
         assert set(word.parts) == set(FEATURES)
     usage = judge.usage
-    assert usage.questions == len(scored.scores)
-    assert usage.prompt_tokens > 100 * len(scored.scores)
-    assert usage.completion_tokens > 10 * len(scored.scores)
+    assert usage.questions - before.questions == len(scored.scores)
+    assert usage.prompt_tokens - before.prompt_tokens > 100 * len(scored.scores)
+    assert usage.completion_tokens - before.completion_tokens > 10 * len(scored.scores)
     assert usage.unmetered == 0
 
 
-TIMEOUT = dialogue(GENERIC_CHECK, RESTART, ASKS_FOR_DETAIL, feedback=(ALL_FINE, NO_HELP))
 LONG = "I understand that this is annoying. What are your travel dates and your budget? I can offer two hotels then."
 
 
 def test_the_judge_gets_verdicts_from_the_engine_in_this_process(engine: VllmChat) -> None:
     judge = LlmJudge(LlmJudge.Config(endpoint=engine.endpoint), chat_model=engine)
-    check(Scorer(PARSER, [judge]).score(TIMEOUT), judge)
+    check(judge)
 
 
 def test_the_parser_aligns_the_engine_s_answer_or_refuses_it(engine: VllmChat) -> None:
@@ -147,7 +149,7 @@ def test_the_engine_keeps_deadlines_and_refuses_what_is_too_long(
 
 def test_the_judge_gets_verdicts_from_a_served_model(server: str, folder: str) -> None:
     judge = LlmJudge(LlmJudge.Config(endpoint=endpoint(server, folder)))
-    check(Scorer(PARSER, [judge]).score(TIMEOUT), judge)
+    check(judge)
 
 
 def test_the_parser_aligns_a_served_model_s_answer_or_refuses_it(server: str, folder: str) -> None:
