@@ -169,3 +169,55 @@ def steps_to_threshold(curve: Sequence[tuple[float, float]], threshold: float, *
     windows = range(len(reached) - in_a_row + 1)
     sustained = next((xs[start] for start in windows if all(reached[start : start + in_a_row])), None)
     return Crossing(first=xs[at], interpolated=interpolated, sustained=sustained)
+
+
+def area_under_curve(scores: ArrayLike, positive: ArrayLike) -> float | None:
+    """Area under the ROC curve: the chance that a positive stands above a negative, ties half (Mann and Whitney 1947).
+
+    None without a positive or without a negative. Raises ValueError when the two differ in length.
+    """
+    values, truth = np.asarray(scores, np.float64), np.asarray(positive, np.bool_)
+    _require(values.shape == truth.shape and values.ndim == 1, f"{values.shape} and {truth.shape} do not pair")
+    good, bad = int(truth.sum()), int((~truth).sum())
+    if not good or not bad:
+        return None
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    return float((ranks[truth].sum() - good * (good + 1) / 2.0) / (good * bad))
+
+
+def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = 10) -> float:
+    """Expected calibration error: mean gap of stated and seen rate over bins of equal width, by size (Naeini 2015).
+
+    `outcomes` in [0, 1]. Raises ValueError for a probability outside [0, 1] and for no prediction.
+    """
+    stated, seen = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
+    _require(stated.shape == seen.shape and stated.size > 0, f"{stated.shape} and {seen.shape} do not pair")
+    _require(bool((stated >= 0).all() and (stated <= 1).all()), "a probability is not in [0, 1]")
+    place = np.minimum((stated * bins).astype(np.int64), bins - 1)
+    gaps = np.bincount(place, stated - seen, minlength=bins)
+    return float(np.abs(gaps).sum() / stated.size)
+
+
+def brier(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """Mean squared difference of stated probability and outcome (Brier 1950)."""
+    stated, seen = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
+    _require(stated.shape == seen.shape and stated.size > 0, f"{stated.shape} and {seen.shape} do not pair")
+    return float(np.square(stated - seen).mean())
+
+
+def pair_accuracies(scores: Sequence[float], positive: Sequence[bool], contexts: Sequence[str]) -> dict[str, float]:
+    """Context -> share of its (positive, negative) pairs that the scores order rightly, ties half.
+
+    Contexts without both kinds are left out.
+    """
+    _require(len(scores) == len(positive) == len(contexts), "scores, labels and contexts differ in length")
+    members: dict[str, tuple[list[float], list[float]]] = {}
+    for score, good, context in zip(scores, positive, contexts, strict=True):
+        members.setdefault(context, ([], []))[0 if good else 1].append(score)
+    found: dict[str, float] = {}
+    for context, (goods, bads) in members.items():
+        if goods and bads:
+            wins = np.subtract.outer(np.asarray(goods), np.asarray(bads))
+            found[context] = float(((wins > 0) + 0.5 * (wins == 0)).mean())
+    return found

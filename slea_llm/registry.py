@@ -14,7 +14,12 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
         "parser": MappingProxyType({"tagged": "slea_llm.parsers.tagged:TaggedParser"}),
-        "evaluator": MappingProxyType({"knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase"}),
+        "evaluator": MappingProxyType(
+            {
+                "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
+                "reward_model": "slea_llm.evaluators.reward_model:RewardModel",
+            }
+        ),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(
