@@ -82,7 +82,7 @@ class OnlineCollector:
             trajectories = self._rollout.run(tasks, first_episode=first_episode, policy_version=policy_version)
         except FailedEpisodesError as error:
             trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
-        scored = [self._scorer.score(trajectory) for trajectory in trajectories]
+        scored = list(self._scorer.score_many(trajectories))
         self._log.append(*scored)
         return scored
 

@@ -203,6 +203,10 @@ class CachingEncoder:
         self.name = inner.name
         self.dimension = inner.dimension
 
+    def __len__(self) -> int:
+        """Texts remembered."""
+        return len(self._known)
+
     def encode(self, texts: Sequence[str]) -> Vectors:
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         fresh = dict(zip(new, self._inner.encode(new), strict=True)) if new else {}

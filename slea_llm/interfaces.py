@@ -26,6 +26,7 @@ from slea_llm.types import (
     Trajectory,
     Turn,
     UserReply,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -165,6 +166,23 @@ class StepEvaluator(Protocol):
     def version(self) -> str: ...
 
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]: ...
+
+
+@runtime_checkable
+class Gated(Protocol):
+    """An evaluator that was learnt. While its gate is shut its scores are kept and read, and weigh 0 in training."""
+
+    @property
+    def gate(self) -> Verdict: ...
+
+
+@runtime_checkable
+class BatchScoring(Protocol):
+    """An evaluator that scores several trajectories in one go, with the same result as one by one."""
+
+    def score_many(
+        self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
+    ) -> Sequence[tuple[ScoredStep, ...]]: ...
 
 
 class Augmenter(Protocol):

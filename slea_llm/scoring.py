@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from slea_llm.errors import ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import StepEvaluator, StepParser
-from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
+from slea_llm.interfaces import BatchScoring, Gated, StepEvaluator, StepParser
+from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, Verdict, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
 """Turn -> the character at which each of its sampled tokens starts; None for a turn without tokens."""
@@ -57,19 +58,40 @@ class Scorer:
         Token spans come from `starts_of`, else from the decoder given as `chat`, else they are left out. Raises
         EvaluatorError when tokens and text of a turn differ, or an evaluator answers about steps that it was not asked.
         """
+        steps = self._cut(trajectory, starts_of)
+        return self._record(trajectory, steps, [_ask(evaluator, trajectory, steps) for evaluator in self._evaluators])
+
+    def score_many(self, trajectories: Iterable[Trajectory], *, chunk: int = 64) -> Iterator[ScoredTrajectory]:
+        """What `score` gives of each, in order; evaluators that can are asked about `chunk` of them at a time."""
+        waiting = iter(trajectories)
+        while part := list(itertools.islice(waiting, chunk)):
+            pairs = [(trajectory, self._cut(trajectory, None)) for trajectory in part]
+            columns = [_ask_many(evaluator, pairs) for evaluator in self._evaluators]
+            for place, (trajectory, steps) in enumerate(pairs):
+                yield self._record(trajectory, steps, [column[place] for column in columns])
+
+    def _cut(self, trajectory: Trajectory, starts_of: StartsOf | None) -> tuple[Step, ...]:
         if starts_of is None:
             starts_of = self._decoded_starts(trajectory)
-        steps = tuple(
+        return tuple(
             step for turn in trajectory.turns for step in self._parser.parse(turn, trajectory.id, starts_of(turn))
         )
-        scores = tuple(word for evaluator in self._evaluators for word in _ask(evaluator, trajectory, steps))
+
+    def _record(
+        self, trajectory: Trajectory, steps: tuple[Step, ...], words: Sequence[Sequence[ScoredStep]]
+    ) -> ScoredTrajectory:
         return ScoredTrajectory(
             trajectory=trajectory,
             steps=steps,
-            scores=scores,
+            scores=tuple(word for column in words for word in column),
             parser=self._parser.name,
             evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
+            shut=tuple(sorted(name for name, gate in self.gates().items() if not gate.open)),
         )
+
+    def gates(self) -> dict[str, Verdict]:
+        """Learnt evaluator -> whether its scores may move training, and the line that says so."""
+        return {one.name: one.gate for one in self._evaluators if isinstance(one, Gated)}
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""
@@ -100,14 +122,32 @@ class Scorer:
         return starts_of
 
 
+def _ask_many(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
+    """`_ask` of every trajectory, in one go where the evaluator can."""
+    if isinstance(evaluator, BatchScoring):
+        try:
+            words = evaluator.score_many(pairs)
+        except EVALUATION_FAILURES:
+            pass  # asked one by one below, only the trajectory that it fails on loses its scores, with its own reason
+        else:
+            return [_checked(evaluator, *pair, one) for pair, one in zip(pairs, words, strict=True)]
+    return [_ask(evaluator, *pair) for pair in pairs]
+
+
 def _ask(evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step]) -> list[ScoredStep]:
     """One word for each leaf step, in the order of the steps."""
-    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     try:
         words = evaluator.score(trajectory, steps)
     except EVALUATION_FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
-        return [_unscored(evaluator, place, reason) for place in leaves]
+        return [_unscored(evaluator, (step.turn, step.index), reason) for step in leaf_steps(steps)]
+    return _checked(evaluator, trajectory, steps, words)
+
+
+def _checked(
+    evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step], words: Sequence[ScoredStep]
+) -> list[ScoredStep]:
+    leaves = [(step.turn, step.index) for step in leaf_steps(steps)]
     given = {(word.turn, word.step): word for word in words}
     if len(given) != len(words) or not given.keys() <= set(leaves):
         raise EvaluatorError(

@@ -247,14 +247,26 @@ class ScoredStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether the scores of a learnt evaluator may move training, and the line that says why or why not."""
+
+    open: bool
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
-    """What the buffer and the score files hold: raw rewards and scores, never an advantage."""
+    """What the buffer and the score files hold: raw rewards and scores, never an advantage.
+
+    `shut` names the evaluators whose gate was shut when they scored it: their scores are there to be read, and weigh 0.
+    """
 
     trajectory: Trajectory
     steps: tuple[Step, ...]
     scores: tuple[ScoredStep, ...]
     parser: str
     evaluator_versions: Mapping[str, str] = field(default_factory=dict)
+    shut: tuple[str, ...] = ()
 
     def leaves(self) -> tuple[Step, ...]:
         """The steps that no other step refines, in order."""

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoder", default="use-multilingual", help="sentence encoder (default use-multilingual)")
     parser.add_argument("--joint", action="store_true", help="encode state, message and step as one text, not apart")
     parser.add_argument("--folds", type=int, default=5, help="parts of the groups, each held out once (default 5)")
-    parser.add_argument("--epochs", type=int, default=30, help="passes at most (default 30)")
+    parser.add_argument("--epochs", type=int, default=10, help="passes at most (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="splits and starting weights (default 0)")
 
 

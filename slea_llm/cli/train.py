@@ -100,10 +100,14 @@ class TrainingRun:
             elif every and iteration % every == 0:
                 self._evaluate(session, f"iteration {iteration}", policy_version)
 
+        scorer = compose.scorer(recipe, chat=session.chat)
+        for gate in scorer.gates().values():
+            if main:
+                say(gate.line)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
-            scorer=compose.scorer(recipe, chat=session.chat),
+            scorer=scorer,
             settings=recipe.rollout,
             seed=recipe.run.seed,
             log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),

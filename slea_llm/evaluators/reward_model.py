@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from slea_llm.errors import ConfigError, EvaluatorError, nearest
-from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, Verdict, judge
-from slea_llm.types import ScoredStep, Step, Trajectory, leaf_steps
+from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge
+from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
 if TYPE_CHECKING:
+    from slea_llm.evaluators.reward_model_memory import Memory
     from slea_llm.evaluators.reward_model_network import RewardNetwork
 
 Read = Literal["auto", "progress", "label"]
@@ -122,9 +123,11 @@ class RewardModel:
 class _Fitted:
     """A network with its encoder, calibration and version."""
 
-    def __init__(self, card: Card, head: Head, network: RewardNetwork, encoder: Any, version: str) -> None:
+    def __init__(
+        self, card: Card, head: Head, network: RewardNetwork, memory: Memory, encoder: Any, version: str
+    ) -> None:
         self.card, self.head, self.version = card, head, version
-        self._network, self._encoder = network, encoder
+        self._network, self._memory, self._encoder = network, memory, encoder
 
     def chances(self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[tuple[float, float]]]:
         """(label, success) probabilities at every position of each trajectory."""
@@ -135,7 +138,7 @@ class _Fitted:
 
         rows = prefixes(trajectories, self._encoder, self.card.encoding)  # type: ignore[arg-type]
         with torch.inference_mode():
-            logits = self._network(collate(rows)).double()
+            logits = self._network(collate([self._memory.attached(row) for row in rows])).double()
         slopes = torch.tensor([self.card.calibration.get(head, (1.0, 0.0)) for head in ("label", "success")]).double()
         table = torch.sigmoid(logits * slopes[:, 0] + slopes[:, 1]).tolist()
         return [[(one[0], one[1]) for one in row[: len(part)]] for row, part in zip(table, rows, strict=True)]
@@ -153,18 +156,21 @@ def _load(folder: Path, config: RewardModel.Config) -> _Fitted:
     from safetensors.torch import load_file
 
     from slea_llm.encoders import CachingEncoder, load_encoder
+    from slea_llm.evaluators.reward_model_memory import Memory
     from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork
 
     path = folder / WEIGHTS
     try:
         content = path.read_bytes()
         tensors = load_file(path)
+        keys, tallies = (tensors.pop(f"memory.{name}") for name in ("keys", "tallies"))
+        memory = Memory.from_arrays(keys.numpy(), tallies.numpy())
         network = RewardNetwork(NetworkShape(**card.network))
         network.load_state_dict(tensors)
-    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise EvaluatorError(f"{path} does not hold the weights that {CARD} describes: {error}") from error
     if odd := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
         raise EvaluatorError(f"{path}: weight {odd[0]!r} is not finite; fit the evaluator again")
     encoder = CachingEncoder(load_encoder(card.encoder), size=config.cache)
     version = hashlib.sha256(content + (folder / CARD).read_bytes()).hexdigest()[:16]
-    return _Fitted(card, head, network.eval(), encoder, version)
+    return _Fitted(card, head, network.eval(), memory, encoder, version)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from slea_llm.errors import EvaluatorError, nearest
+from slea_llm.types import Verdict
 
 FORMAT = 1
 CARD = "card.json"
@@ -53,7 +54,6 @@ class Card:
     settings: Mapping[str, Any]
     calibration: Mapping[str, tuple[float, float]]
     reliability: Mapping[str, Reliability]
-    notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2, sort_keys=True, allow_nan=False)
@@ -74,26 +74,18 @@ class Card:
             raise EvaluatorError(f"{path} has format {found!r}, this version reads {FORMAT}; fit the evaluator again")
         known = {one.name for one in dataclasses.fields(cls)}
         values = {key: value for key, value in document.items() if key != "format"}
-        if odd := sorted(values.keys() ^ known - {"notes"}):
+        if odd := sorted(values.keys() ^ known):
             raise EvaluatorError(f"{path}: key {odd[0]!r} is unknown or missing{nearest(odd[0], known)}")
         try:
             values["reliability"] = {head: Reliability(**one) for head, one in values["reliability"].items()}
             values["calibration"] = {head: (float(a), float(b)) for head, (a, b) in values["calibration"].items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise EvaluatorError(f"{path} is not a card of a reward model: {error}") from error
-        return cls(**{**values, "notes": tuple(values.get("notes", ()))})
+        return cls(**values)
 
     def head(self) -> Head:
         """The head that is read when nothing says otherwise: success where it was fitted, else the step label."""
         return "success" if "success" in self.reliability else "label"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether an evaluator may move training, and the line that says why."""
-
-    open: bool
-    line: str
 
 
 def judge(name: str, head: str, reliability: Reliability | None) -> Verdict:

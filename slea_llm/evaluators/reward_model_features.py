@@ -6,6 +6,8 @@ is the prefix that ends with step k. Nothing of a later step, of a later state o
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -65,10 +67,20 @@ _PIECE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefixes:
-    """The positions of one trajectory: `vectors` (K + 1, segments, dimension) and `evidence` (K + 1, len(EVIDENCE))."""
+    """The positions of one trajectory: `vectors` (K + 1, segments, dimension) and `evidence` (K + 1, len(EVIDENCE)).
+
+    `texts`, `types` and `contexts` name what each position ends with: the step in plain words, its kind, and a digest
+    of all that stands before it. They are empty at position 0.
+    """
 
     vectors: NDArray[np.float32]
     evidence: NDArray[np.float32]
+    texts: tuple[str, ...]
+    types: tuple[str, ...]
+    contexts: tuple[str, ...]
+
+    def with_evidence(self, evidence: NDArray[np.float32]) -> Prefixes:
+        return dataclasses.replace(self, evidence=evidence)
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -100,6 +112,9 @@ class _Position:
     texts: Mapping[str, str]
     before: int
     evidence: tuple[float, ...]
+    text: str = ""
+    type: str = ""
+    context: str = ""
 
 
 _NOTHING = _Said("", frozenset(), frozenset())
@@ -156,6 +171,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
         by_turn.setdefault(step.turn, []).append(step)
     messages: list[str] = []
     heard = _Heard()
+    digest = hashlib.sha256()
     positions: list[_Position] = []
     for turn in trajectory.turns:
         for message in turn.context:
@@ -164,6 +180,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
             text = message_text(message)[-MAX_CHARACTERS:]
             messages.append(text)
             heard.hear(message.role, text)
+            digest.update(f"{message.role}\0{text}\1".encode("utf-8", "replace"))
         since = _said_since(turn)
         state = _flat(turn.state_before)[-MAX_CHARACTERS:]
         if not positions:
@@ -175,7 +192,17 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
             joint = " | ".join((state, since, action, text))[-2 * MAX_CHARACTERS :]
             texts = {"state": state, "message": since, "action": action, "step": text, "joint": joint}
             counted = heard.evidence(step, _Said.of(text), since, turn=turn.index, number=number)
-            positions.append(_Position(texts=texts, before=len(messages), evidence=counted))
+            positions.append(
+                _Position(
+                    texts=texts,
+                    before=len(messages),
+                    evidence=counted,
+                    text=" ".join(text.lower().split()),
+                    type=type_of(step),
+                    context=digest.hexdigest(),
+                )
+            )
+            digest.update(f"step\0{text}\1".encode("utf-8", "replace"))
         # A later position may look back on the reply, its own may not: it would hold what comes after the step.
         messages.append(plain(turn.text)[-MAX_CHARACTERS:])
         heard.hear("assistant", messages[-1])
@@ -265,4 +292,18 @@ def _assemble(
     evidence = np.array([position.evidence for position in positions], np.float32).reshape(
         len(positions), len(EVIDENCE)
     )
-    return Prefixes(vectors=rows, evidence=evidence)
+    return Prefixes(
+        vectors=rows,
+        evidence=evidence,
+        texts=tuple(position.text for position in positions),
+        types=tuple(position.type for position in positions),
+        contexts=tuple(position.context for position in positions),
+    )
+
+
+def type_of(step: Step) -> str:
+    """Step kind, with the name of the tool that is called, or whether something is asked."""
+    if step.kind == "tool_call":
+        said = plain(step.text).split()
+        return f"tool_call {said[1] if said[:1] == ['name'] and len(said) > 1 else ''}"
+    return f"{step.kind} {'asks' if '?' in step.text or '？' in step.text else 'tells'}"

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from slea_llm.evaluators.reward_model_features import EVIDENCE, Prefixes
+from slea_llm.evaluators.reward_model_memory import MEMORY
+
+NUMBERS = len(EVIDENCE) + len(MEMORY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class Positions:
     mask: Tensor
 
 
-class _Member(nn.Module):
+class Member(nn.Module):
     """Segments of a position attend to each other, then positions to those before them; two logits a position."""
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -45,13 +48,13 @@ class _Member(nn.Module):
         self.segment = nn.Linear(shape.dimension, shape.width)
         # The step beside each of its surroundings, coordinate by coordinate: agreement that sums would hide.
         self.agreement = nn.Linear(shape.dimension, shape.width)
-        self.evidence = nn.Linear(len(EVIDENCE), shape.width)
+        self.evidence = nn.Linear(NUMBERS, shape.width)
         self.kind = nn.Parameter(0.02 * torch.randn(shape.segments + pairs + 1, shape.width))
         self.within = nn.TransformerEncoder(_layer(shape), 1, enable_nested_tensor=False)
         self.across = nn.TransformerEncoder(_layer(shape), shape.layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(shape.width)
         self.heads = nn.Linear(shape.width, 2)
-        self.direct = nn.Linear(shape.dimension + len(EVIDENCE), 2)
+        self.direct = nn.Linear(shape.dimension + NUMBERS, 2)
         nn.init.zeros_(self.direct.weight)
 
     def forward(self, batch: Positions) -> Tensor:
@@ -101,10 +104,16 @@ class RewardNetwork(nn.Module):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
-        self.members = nn.ModuleList(_Member(shape) for _ in range(shape.members))
+        self.members = nn.ModuleList(Member(shape) for _ in range(shape.members))
 
     def forward(self, batch: Positions) -> Tensor:
         return self.each(batch).mean(dim=0)
+
+    def member(self, index: int) -> Member:
+        found = self.members[index]
+        if not isinstance(found, Member):
+            raise TypeError(f"member {index} is a {type(found).__name__}")
+        return found
 
     def each(self, batch: Positions) -> Tensor:
         """(members, B, P, 2): the members before they are averaged; they are trained one by one."""

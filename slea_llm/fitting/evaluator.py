@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as to_safetensors
 
 from slea_llm import folders
 from slea_llm.errors import ConfigError
-from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Reliability, Verdict, judge
+from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Reliability, judge
 from slea_llm.evaluators.reward_model_features import Encoding
-from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork
-from slea_llm.fitting.baselines import Rows, held_out_scores, logistic_regression
+from slea_llm.evaluators.reward_model_network import NetworkShape
+from slea_llm.fitting.baselines import Rows, held_out_scores
 from slea_llm.fitting.labels import StepLabel
-from slea_llm.fitting.training import Example, Floats, TrainingSettings, fit, folds, predict
+from slea_llm.fitting.regression import logistic_regression
+from slea_llm.fitting.training import Example, FittedNetwork, Floats, TrainingSettings, fit, folds, predict
 from slea_llm.measures import area_under_curve, brier, calibration_error, pair_accuracies
+from slea_llm.types import Verdict
 
 HEAD_PLACE: Mapping[str, int] = {"label": 0, "success": 1}
 
@@ -78,8 +81,8 @@ def cross_validate(examples: Sequence[Example], settings: FitSettings, *, seed: 
     for number in range(settings.folds):
         train = [one for one, place in zip(examples, fold, strict=True) if place != number]
         held = np.flatnonzero(fold == number)
-        network = fit(train, shape_of(examples, settings), settings.training, seed=seed + number)
-        for place, found in zip(held, predict(network, [examples[place] for place in held]), strict=True):
+        fitted = fit(train, shape_of(examples, settings), settings.training, seed=seed + number)
+        for place, found in zip(held, predict(fitted, [examples[place] for place in held]), strict=True):
             logits[place] = found
     heads = {}
     for head, place in HEAD_PLACE.items():
@@ -109,15 +112,16 @@ def reliability(held_out: HeldOut) -> Reliability:
 class FittedEvaluator:
     """What was fitted: write it with `save`."""
 
-    network: RewardNetwork
+    fitted: FittedNetwork
     card: Card
     verdict: Verdict
 
     def save(self, folder: Path, *, overwrite: bool = False) -> None:
         """Weights and card, whole or not at all. Raises StorageError when the folder holds something already."""
         with folders.whole_folder(folder, overwrite=overwrite) as partial:
-            tensors = {name: tensor.detach().contiguous() for name, tensor in self.network.state_dict().items()}
-            (partial / WEIGHTS).write_bytes(to_safetensors(tensors))
+            tensors = {name: tensor.contiguous() for name, tensor in self.fitted.network.state_dict().items()}
+            kept = {f"memory.{name}": torch.from_numpy(one) for name, one in self.fitted.memory.arrays().items()}
+            (partial / WEIGHTS).write_bytes(to_safetensors({**tensors, **kept}))
             (partial / CARD).write_text(self.card.to_json() + "\n", encoding="utf-8")
 
 
@@ -138,7 +142,7 @@ def fit_evaluator(
     report(f"{settings.folds} folds over {len({one.group for one in examples})} groups measured")
     found = {head: reliability(one) for head, one in held_out.items()}
     shape = shape_of(examples, settings)
-    network = fit(examples, shape, settings.training, seed=seed + settings.folds)
+    fitted = fit(examples, shape, settings.training, seed=seed + settings.folds)
     card = Card(
         encoder=encoder,
         encoding=encoding,
@@ -154,9 +158,7 @@ def fit_evaluator(
         calibration={head: platt(one.logits, one.targets) for head, one in held_out.items()},
         reliability=found,
     )
-    return FittedEvaluator(
-        network=network, card=card, verdict=judge("reward_model", card.head(), found.get(card.head()))
-    )
+    return FittedEvaluator(fitted=fitted, card=card, verdict=judge("reward_model", card.head(), found.get(card.head())))
 
 
 def lines(card: Card) -> list[str]:
@@ -206,8 +208,8 @@ def _held_out(examples: Sequence[Example], logits: Sequence[Floats], fold: NDArr
     ]
     rows = Rows(
         evidence=np.stack([examples[index].prefixes.evidence[place] for index, place in places]).astype(np.float64),
-        texts=[examples[index].texts[place] for index, place in places],
-        types=[examples[index].types[place] for index, place in places],
+        texts=[examples[index].prefixes.texts[place] for index, place in places],
+        types=[examples[index].prefixes.types[place] for index, place in places],
         targets=np.array([examples[index].targets[place, head] for index, place in places]),
         fold=np.array([fold[index] for index, _ in places], np.int64),
     )

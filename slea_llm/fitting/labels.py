@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from slea_llm.encoders import SentenceEncoder
 from slea_llm.errors import ConfigError, nearest
-from slea_llm.evaluators.reward_model_features import Encoding, plain, prefixes
+from slea_llm.evaluators.reward_model_features import Encoding, Prefixes, prefixes
 from slea_llm.fitting.training import Example
 from slea_llm.interfaces import StepEvaluator
 from slea_llm.storage import read_json_lines
@@ -187,27 +186,19 @@ def examples(
         weights[place, HEAD_OF[label.source]] += label.weight
     kept = [by_id[name] for name in by_id if name in tables]
     rows = prefixes(kept, encoder, encoding)
-    return [
-        _example(trajectory, leaves, row, *tables[trajectory.id])
-        for (trajectory, leaves), row in zip(kept, rows, strict=True)
-    ]
+    return [_example(trajectory, row, *tables[trajectory.id]) for (trajectory, _), row in zip(kept, rows, strict=True)]
 
 
-def _example(
-    trajectory: Trajectory, leaves: Sequence[Step], row: Any, sums: np.ndarray, weights: np.ndarray
-) -> Example:
+def _example(trajectory: Trajectory, row: Prefixes, sums: np.ndarray, weights: np.ndarray) -> Example:
     targets = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
     if weights[1:, 1].any() and not trajectory.truncated and not trajectory.failed:
         # Before the first step stands the same dialogue: its outcome is what a start is worth.
-        targets[0, 1], weights[0, 1] = float(trajectory.success), float(weights[1:, 1].mean())
+        targets[0, 1], weights[0, 1] = float(trajectory.success), float(weights[1:, 1].max())
     return Example(
         group=group_of(trajectory),
-        context=context_of(trajectory, leaves),
         prefixes=row,
         targets=targets,
         weights=weights,
-        texts=("", *(" ".join(plain(step.text).lower().split()) for step in leaves)),
-        types=("", *(type_of(step) for step in leaves)),
     )
 
 
@@ -215,25 +206,3 @@ def group_of(trajectory: Trajectory) -> str:
     """What must stay on one side of a split: the task (a conversation), where the log names it, else the trajectory."""
     task = trajectory.task.get("id") or trajectory.task.get("seed")
     return f"{trajectory.environment}/{task}" if task is not None else trajectory.id
-
-
-def context_of(trajectory: Trajectory, leaves: Sequence[Step]) -> str:
-    """Digest of all that stands before the last leaf step: equal for alternatives to it."""
-    digest = hashlib.sha256()
-    last = leaves[-1] if leaves else None
-    for turn in trajectory.turns:
-        for message in turn.context:
-            digest.update(f"{message.role}\0{message.content}\0{message.tool_calls}\1".encode("utf-8", "replace"))
-        if last is not None and turn.index == last.turn:
-            digest.update(turn.text[: last.span.start].encode("utf-8", "replace"))
-            break
-        digest.update(f"{turn.text}\2".encode("utf-8", "replace"))
-    return digest.hexdigest()
-
-
-def type_of(step: Step) -> str:
-    """Step kind, with the name of the tool that is called, or whether something is asked."""
-    if step.kind == "tool_call":
-        words = plain(step.text).split()
-        return f"tool_call {words[1] if words[:1] == ['name'] and len(words) > 1 else ''}"
-    return f"{step.kind} {'asks' if '?' in step.text or '？' in step.text else 'tells'}"

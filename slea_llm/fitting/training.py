@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,35 +13,32 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from slea_llm.evaluators.reward_model_features import Prefixes
+from slea_llm.evaluators.reward_model_memory import Judged, Memory, attached_apart
 from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork, collate
+from slea_llm.fitting.regression import logistic_regression
 
 Floats = NDArray[np.float64]
 HEADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class Example(Judged):
     """The labelled positions of one trajectory.
 
     `targets` and `weights` have shape (P, 2), like the logits of `RewardNetwork`; a weight of 0 says that there is no
     label. Targets are probabilities in [0, 1]. Examples of one `group` (a conversation, a task) are never on both sides
-    of a split. Examples of one `context` are alternatives to each other: same surroundings, another step.
+    of a split. The last steps of examples of one `context` are alternatives to each other.
     """
 
-    group: str
-    context: str
-    prefixes: Prefixes
-    targets: Floats
-    weights: Floats
-    texts: tuple[str, ...]
-    """The step that each position ends with, in plain words; empty at position 0. Read by the baselines."""
-    types: tuple[str, ...]
+    @property
+    def context(self) -> str:
+        """What stands before the last step."""
+        return self.prefixes.contexts[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    epochs: int = 30
+    epochs: int = 10
     """Passes at most."""
     batch: int = 32
     """Trajectories of one update."""
@@ -48,7 +46,7 @@ class TrainingSettings:
     weight_decay: float = 0.1
     ranking_coef: float = 0.5
     """Weight of the pairwise loss between alternatives of one context (Bradley and Terry 1952). 0: none."""
-    patience: int = 6
+    patience: int = 3
     """Passes without a better loss on the inner held-out groups after which a member stops."""
     inner_share: float = 0.15
     """Share of the groups held out for that."""
@@ -64,42 +62,79 @@ def folds(groups: Sequence[str], count: int, *, seed: int) -> NDArray[np.int64]:
     return np.array([place[group] for group in groups], np.int64)
 
 
-def fit(examples: Sequence[Example], shape: NetworkShape, settings: TrainingSettings, *, seed: int) -> RewardNetwork:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedNetwork:
+    """A network and the memory that it reads beside the evidence."""
+
+    network: RewardNetwork
+    memory: Memory
+
+
+def fit(examples: Sequence[Example], shape: NetworkShape, settings: TrainingSettings, *, seed: int) -> FittedNetwork:
     """A network fitted to the examples; every member has its own start, its own order and its own inner split."""
+    memory, rows = attached_apart(examples)
+    remembered = [dataclasses.replace(one, prefixes=row) for one, row in zip(examples, rows, strict=True)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = RewardNetwork(shape)
         for index in range(shape.members):
-            _fit_member(network, index, examples, settings, seed=seed * 1000 + index)
-    return network.eval()
+            _start_from_evidence(network, index, remembered)
+            _fit_member(network, index, remembered, settings, seed=seed * 1000 + index)
+    return FittedNetwork(network=network.eval(), memory=memory)
 
 
-def predict(network: RewardNetwork, examples: Sequence[Example], *, batch: int = 64) -> list[Floats]:
+def predict(fitted: FittedNetwork, examples: Sequence[Example], *, batch: int = 64) -> list[Floats]:
     """Logits (P, 2) of every example, in order."""
-    network.eval()
+    network = fitted.network.eval()
+    rows = [fitted.memory.attached(one.prefixes) for one in examples]
     found: list[Floats] = [np.zeros((0, HEADS))] * len(examples)
     order = sorted(range(len(examples)), key=lambda index: len(examples[index].prefixes))
     with torch.no_grad():
         for start in range(0, len(order), batch):
             places = order[start : start + batch]
-            logits = network(collate([examples[place].prefixes for place in places])).double().numpy()
+            logits = network(collate([rows[place] for place in places])).double().numpy()
             for place, row in zip(places, logits, strict=True):
-                found[place] = row[: len(examples[place].prefixes)]
+                found[place] = row[: len(rows[place])]
     return found
+
+
+def _start_from_evidence(network: RewardNetwork, index: int, examples: Sequence[Example]) -> None:
+    """Let the direct path begin at the logistic regression on evidence and memory; the rest learns what it misses."""
+    direct = network.member(index).direct
+    width = examples[0].prefixes.evidence.shape[1]
+    for head in range(HEADS):
+        kept = [one.weights[:, head] > 0 for one in examples]
+        features = np.concatenate([one.prefixes.evidence[keep] for one, keep in zip(examples, kept, strict=True)])
+        targets = np.concatenate([one.targets[keep, head] for one, keep in zip(examples, kept, strict=True)])
+        if len(targets):
+            solved = logistic_regression(features.astype(np.float64), targets, ridge=10.0)
+            with torch.no_grad():
+                direct.weight[head, -width:] = torch.from_numpy(solved[1:])
+                direct.bias[head] = float(solved[0])
 
 
 def _fit_member(
     network: RewardNetwork, index: int, examples: Sequence[Example], settings: TrainingSettings, *, seed: int
 ) -> None:
-    member = network.members[index]
+    member = network.member(index)
     count = max(2, round(1.0 / settings.inner_share))
     inner = folds([one.group for one in examples], count, seed=seed) == 0
     train = [one for one, held in zip(examples, inner, strict=True) if not held]
     held_out = [one for one, held in zip(examples, inner, strict=True) if held]
-    optimizer = torch.optim.AdamW(member.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    direct = {id(parameter) for parameter in member.direct.parameters()}
+    groups = [
+        {
+            "params": [one for one in member.parameters() if id(one) not in direct],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": list(member.direct.parameters()), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     rng = np.random.default_rng(seed)
     updates = settings.epochs * math.ceil(len(train) / settings.batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=2 * updates + 2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=updates + 1, pct_start=0.1
+    )
     best, best_state, waited = math.inf, copy.deepcopy(member.state_dict()), 0
     for _ in range(settings.epochs):
         member.train()
