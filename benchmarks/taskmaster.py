@@ -45,8 +45,8 @@ def reply(said: dict[str, Any]) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def read(folder: Path, order: Sequence[int] | None = None) -> tuple[list[Trajectory], list[float]]:
-    """Dialogues and labels; `order` says whose context every row gets instead of its own."""
+def read(folder: Path, order: Sequence[int] | None = None) -> tuple[list[Trajectory], list[float], list[str]]:
+    """Dialogues, labels, true contexts; `order` says whose context every row gets instead of its own."""
     rows = json.loads((folder / "tm4_reward_handed.json").read_text(encoding="utf-8"))
     found = []
     for index, row in enumerate(rows):
@@ -65,7 +65,7 @@ def read(folder: Path, order: Sequence[int] | None = None) -> tuple[list[Traject
                 termination="budget",
             )
         )
-    return found, [float(row["reward"]) for row in rows]
+    return found, [float(row["reward"]) for row in rows], [row["context"] for row in rows]
 
 
 def examples_of(trajectories: Sequence[Trajectory], labels: Sequence[float], encoder: str) -> list[Example]:
@@ -78,12 +78,13 @@ def examples_of(trajectories: Sequence[Trajectory], labels: Sequence[float], enc
     return examples(parsed, given, load_encoder(encoder), "apart")
 
 
-def pairs(scores: Any, held_out: HeldOut) -> dict[str, float]:
-    return pair_accuracies(scores.tolist(), held_out.positive.tolist(), held_out.contexts)
+def pairs(scores: Any, labels: Sequence[float], contexts: Sequence[str]) -> dict[str, float]:
+    """Context -> pair accuracy; alternatives are rows of one context as it stands in the file."""
+    return pair_accuracies(scores.tolist(), [label > 0.5 for label in labels], contexts)
 
 
-def against(held_out: HeldOut, rule: str) -> PairedDifference:
-    own, other = pairs(held_out.logits, held_out), pairs(held_out.baselines[rule], held_out)
+def against(held_out: HeldOut, rule: str, labels: Sequence[float], contexts: Sequence[str]) -> PairedDifference:
+    own, other = (pairs(scores, labels, contexts) for scores in (held_out.logits, held_out.baselines[rule]))
     return paired_bootstrap([other[name] for name in own], list(own.values()))
 
 
@@ -101,21 +102,22 @@ def main() -> None:
         **json.loads(arguments.settings), training=TrainingSettings(**json.loads(arguments.training))
     )
     begun = time.perf_counter()
-    trajectories, labels = read(arguments.folder)
+    trajectories, labels, contexts = read(arguments.folder)
     own = examples_of(trajectories, labels, arguments.encoder)
     print(f"{len(own)} steps encoded in {time.perf_counter() - begun:.0f} s", flush=True)
     begun = time.perf_counter()
     held_out = cross_validate(own, settings, seed=arguments.seed)["label"]
     found = reliability(held_out)
+    ordered = pairs(held_out.logits, labels, contexts)
     print(f"5 folds in {time.perf_counter() - begun:.0f} s")
     print(
-        f"pair accuracy {found.pair_accuracy:.4f} over {found.pair_contexts} contexts; "
+        f"pair accuracy {np.mean(list(ordered.values())):.4f} over {len(ordered)} contexts; "
         f"AUC {found.auc:.4f}; ECE {found.ece:.4f}"
     )
     for rule, auc in found.baselines.items():
-        accuracy = np.mean(list(pairs(held_out.baselines[rule], held_out).values()))
+        accuracy = np.mean(list(pairs(held_out.baselines[rule], labels, contexts).values()))
         print(f"  {rule:<24} pair accuracy {accuracy:.4f}  AUC {auc:.4f}")
-    gain = against(held_out, "popularity_with_overlap")
+    gain = against(held_out, "popularity_with_overlap", labels, contexts)
     print(f"minus popularity_with_overlap: {gain.mean:+.4f} (95 % {gain.interval[0]:+.4f} to {gain.interval[1]:+.4f})")
     if arguments.controls:
         controls(arguments.folder, own, labels, arguments.encoder, settings, arguments.seed)
@@ -126,7 +128,7 @@ def controls(
 ) -> None:
     """What must be about 0.5."""
     rng = np.random.default_rng(seed)
-    mixed_up, _ = read(folder, rng.permutation(len(own)).tolist())
+    mixed_up, _, contexts = read(folder, rng.permutation(len(own)).tolist())
     strange = examples_of(mixed_up, labels, encoder)
     wrong = rng.permutation(labels)
     mislabelled = [
@@ -136,9 +138,7 @@ def controls(
     for name, rows in (("contexts shuffled throughout", strange), ("labels shuffled", mislabelled)):
         held_out = cross_validate(rows, settings, seed=seed)["label"]
         # Alternatives are those of the true contexts, whatever context the model was shown.
-        found = pair_accuracies(
-            held_out.logits.tolist(), [label > 0.5 for label in labels], [one.context for one in own]
-        )
+        found = pairs(held_out.logits, labels, contexts)
         auc = reliability(held_out).auc
         print(f"{name}: pair accuracy {np.mean(list(found.values())):.4f}, AUC {auc:.4f}", flush=True)
 

@@ -61,6 +61,9 @@ def words(text: str) -> list[str]:
     """Lower-case words of a text, NFKC-normalised; in scripts written without spaces every character is one."""
     found: list[str] = []
     for match in _TERM.findall(unicodedata.normalize("NFKC", text).lower()):
+        if match.isascii():
+            found.append(match)
+            continue
         piece = ""
         for character in match:
             if "\u3040" <= character <= "\u9fff" or "\uac00" <= character <= "\ud7af":

@@ -191,7 +191,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
             text = plain(step.text)[-MAX_CHARACTERS:]
             joint = " | ".join((state, since, action, text))[-2 * MAX_CHARACTERS :]
             texts = {"state": state, "message": since, "action": action, "step": text, "joint": joint}
-            counted = heard.evidence(step, _Said.of(text), since, turn=turn.index, number=number)
+            counted = heard.evidence(step, text, since, turn=turn.index, number=number)
             positions.append(
                 _Position(
                     texts=texts,
@@ -220,20 +220,26 @@ class _Heard:
     def __init__(self) -> None:
         self._by = {"user": _NOTHING, "tool": _NOTHING, "assistant": _NOTHING}
         self._own: list[_Said] = []
-        self._steps: list[_Said] = []
+        self._known: dict[str, _Said] = {}
+
+    def said(self, text: str) -> _Said:
+        """The text's words and pieces; a dialogue says many texts more than once."""
+        if text not in self._known:
+            self._known[text] = _Said.of(text)
+        return self._known[text]
 
     def hear(self, role: str, text: str) -> None:
-        said = _Said.of(text)
+        said = self.said(text)
         self._by[role] = self._by[role].joined(said)
         if role == "assistant":
             self._own.append(said)
 
-    def evidence(self, step: Step, said: _Said, message: str, *, turn: int, number: int) -> tuple[float, ...]:
-        last = _Said.of(message)
+    def evidence(self, step: Step, text: str, message: str, *, turn: int, number: int) -> tuple[float, ...]:
+        said, last = self.said(text), self.said(message)
         user, tool = self._by["user"], self._by["tool"]
         everything = user.joined(tool).joined(self._by["assistant"])
         count = len(words(said.text))
-        own = [*self._own, *self._steps]
+        own = self._own
         counted = (
             math.log1p(len(said.text)) / 5.0,
             turn / 10.0,
@@ -259,7 +265,7 @@ class _Heard:
             _share(said.pieces, tool.pieces),
             *(float(step.kind == kind) for kind in STEP_KINDS),
         )
-        self._steps.append(said)
+        self._own.append(said)
         return counted
 
 
