@@ -89,6 +89,10 @@ class Scorer:
             shut=tuple(sorted(name for name, gate in self.gates().items() if not gate.open)),
         )
 
+    @property
+    def evaluators(self) -> tuple[StepEvaluator, ...]:
+        return self._evaluators
+
     def gates(self) -> dict[str, Verdict]:
         """Learnt evaluator -> whether its scores may move training, and the line that says so."""
         return {one.name: one.gate for one in self._evaluators if isinstance(one, Gated)}

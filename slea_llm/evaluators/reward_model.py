@@ -43,12 +43,22 @@ class RewardModel:
         """`progress`, `label`, or `auto`: progress where the model was fitted on outcomes, else label."""
         cache: int = 20_000
         """Texts whose sentence vectors are kept, 0 or more (2 kB each)."""
+        refresh_every: int = 0
+        """Iterations of a training after which it is refitted on the run's own dialogues. 0: never."""
+        window: int = 256
+        """Newest dialogues that a refit looks at, 64 or more."""
+        encoder: str = "use-multilingual"
+        """Sentence encoder of a refit; a fitted model brings its own."""
 
         def __post_init__(self) -> None:
             if self.read not in get_args(Read):
                 raise ConfigError(
                     f"read {self.read!r} is not one of {', '.join(get_args(Read))}{nearest(self.read, get_args(Read))}"
                 )
+            if self.refresh_every < 0:
+                raise ConfigError(f"refresh_every {self.refresh_every} must be 0 (never) or more")
+            if self.window < 64:
+                raise ConfigError(f"window {self.window} must be 64 or more")
             if self.cache < 0:
                 raise ConfigError(f"cache {self.cache} must be 0 or more")
 

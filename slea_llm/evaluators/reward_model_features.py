@@ -54,6 +54,8 @@ EVIDENCE = (
     "digits",
     "words_in_tool",
     "pieces_in_tool",
+    "words_in_state",
+    "pieces_in_state",
     *(f"kind_{kind}" for kind in STEP_KINDS),
 )
 """Countable evidence of one position; shares are in [0, 1], position 0 has all zeros."""
@@ -191,7 +193,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
             text = plain(step.text)[-MAX_CHARACTERS:]
             joint = " | ".join((state, since, action, text))[-2 * MAX_CHARACTERS :]
             texts = {"state": state, "message": since, "action": action, "step": text, "joint": joint}
-            counted = heard.evidence(step, text, since, turn=turn.index, number=number)
+            counted = heard.evidence(step, text, since, state, turn=turn.index, number=number)
             positions.append(
                 _Position(
                     texts=texts,
@@ -234,8 +236,8 @@ class _Heard:
         if role == "assistant":
             self._own.append(said)
 
-    def evidence(self, step: Step, text: str, message: str, *, turn: int, number: int) -> tuple[float, ...]:
-        said, last = self.said(text), self.said(message)
+    def evidence(self, step: Step, text: str, message: str, state: str, *, turn: int, number: int) -> tuple[float, ...]:
+        said, last, known = self.said(text), self.said(message), self.said(state)
         user, tool = self._by["user"], self._by["tool"]
         everything = user.joined(tool).joined(self._by["assistant"])
         count = len(words(said.text))
@@ -263,6 +265,8 @@ class _Heard:
             sum(character.isdigit() for character in said.text) / max(1, len(said.text)),
             _share(said.words, tool.words),
             _share(said.pieces, tool.pieces),
+            _share(said.words, known.words),
+            _share(said.pieces, known.pieces),
             *(float(step.kind == kind) for kind in STEP_KINDS),
         )
         self._own.append(said)
