@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--error-rate", type=float, default=0.3)
     parser.add_argument("--encoder", default=DEFAULT_ENCODER)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--members", type=int, default=FitSettings().members)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()
@@ -255,7 +256,12 @@ def main() -> None:
     turns = np.concatenate([np.arange(len(one.trajectory.turns), dtype=np.float64) for one in held_out])
     for name, given in (("reward_model", rows), ("labels shuffled", shuffled(rows))):
         fit = fit_evaluator(
-            given, labels, encoder=encoder.name, encoding="apart", settings=FitSettings(), seed=arguments.seed
+            given,
+            labels,
+            encoder=encoder.name,
+            encoding="apart",
+            settings=FitSettings(members=arguments.members),
+            seed=arguments.seed,
         )
         scores = reply_scores(fit, held_out, encoder)
         low, high = interval(scores, values, owners)

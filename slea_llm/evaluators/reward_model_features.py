@@ -71,14 +71,15 @@ _PIECE = 3
 class Prefixes:
     """The positions of one trajectory: `vectors` (K + 1, segments, dimension) and `evidence` (K + 1, len(EVIDENCE)).
 
-    `texts`, `types` and `contexts` name what each position ends with: the step in plain words, its kind, and a digest
-    of all that stands before it. They are empty at position 0.
+    `texts`, `types`, `states` and `contexts` name what each position ends with: the step in plain words, its kind, the
+    structure of the state before the turn, and a digest of all that stands before it. They are empty at position 0.
     """
 
     vectors: NDArray[np.float32]
     evidence: NDArray[np.float32]
     texts: tuple[str, ...]
     types: tuple[str, ...]
+    states: tuple[str, ...]
     contexts: tuple[str, ...]
 
     def with_evidence(self, evidence: NDArray[np.float32]) -> Prefixes:
@@ -116,6 +117,7 @@ class _Position:
     evidence: tuple[float, ...]
     text: str = ""
     type: str = ""
+    state: str = ""
     context: str = ""
 
 
@@ -185,6 +187,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
             digest.update(f"{message.role}\0{text}\1".encode("utf-8", "replace"))
         since = _said_since(turn)
         state = _flat(turn.state_before)[-MAX_CHARACTERS:]
+        structure = state_structure(turn.state_before)
         if not positions:
             texts = {"state": state, "message": since, "action": "", "step": "", "joint": f"{state} | {since}"}
             positions.append(_Position(texts=texts, before=len(messages), evidence=(0.0,) * len(EVIDENCE)))
@@ -201,6 +204,7 @@ def _read(trajectory: Trajectory, leaves: Sequence[Step]) -> tuple[list[str], li
                     evidence=counted,
                     text=" ".join(text.lower().split()),
                     type=type_of(step),
+                    state=structure,
                     context=digest.hexdigest(),
                 )
             )
@@ -307,6 +311,7 @@ def _assemble(
         evidence=evidence,
         texts=tuple(position.text for position in positions),
         types=tuple(position.type for position in positions),
+        states=tuple(position.state for position in positions),
         contexts=tuple(position.context for position in positions),
     )
 
@@ -317,3 +322,15 @@ def type_of(step: Step) -> str:
         said = plain(step.text).split()
         return f"tool_call {said[1] if said[:1] == ['name'] and len(said) > 1 else ''}"
     return f"{step.kind} {'asks' if '?' in step.text or '？' in step.text else 'tells'}"
+
+
+def state_structure(value: Any) -> str:
+    """What a state holds, without the values: names of its entries, members of its lists, truth values.
+
+    Dialogues about other things in the same situation share it: which slots are filled, not with what.
+    """
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{state_structure(one)}" for key, one in sorted(value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(one if isinstance(one, str) else state_structure(one) for one in value) + "]"
+    return str(value) if isinstance(value, bool) or value is None else ""

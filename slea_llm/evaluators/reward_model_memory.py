@@ -1,4 +1,4 @@
-"""What the reward model remembers of judged steps: rates by type, by text, and by text in its exact surroundings.
+"""What the reward model remembers of judged steps: rates by type, by text, and by text in its surroundings.
 
 A step that was judged before, here or elsewhere, is the best evidence there is on it. The rates are smoothed towards
 what they back off to, and while a model is fitted no example sees the judgements of its own group.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slea_llm.evaluators.reward_model_features import Prefixes
 
 HEADS = 2
-LEVELS = ("type", "text", "text_here")
+LEVELS = ("type", "text", "text_in_state", "text_here")
 MEMORY = tuple(
     f"{head}_{name}"
     for head in ("label", "success")
@@ -117,11 +117,12 @@ def _entries(one: Judged) -> Iterable[tuple[int, Tally]]:
                 yield key, tally
 
 
-def _keys(prefixes: Prefixes, place: int) -> tuple[int, int, int]:
+def _keys(prefixes: Prefixes, place: int) -> tuple[int, int, int, int]:
     text = prefixes.texts[place]
     return (
         _key("type", prefixes.types[place]),
         _key("text", text),
+        _key("text_in_state", f"{prefixes.states[place]}\0{text}"),
         _key("text_here", f"{prefixes.contexts[place]}\0{text}"),
     )
 

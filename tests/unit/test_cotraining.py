@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slea_llm.collection import OnlineCollector, Rank
 from slea_llm.cotraining import Cotraining, balanced
-from slea_llm.errors import ConfigError
+from slea_llm.environments.order_taking import OrderTaking
+from slea_llm.errors import CheckpointError, ConfigError
 from slea_llm.evaluators.reward_model import UNFITTED, RewardModel
+from slea_llm.rollout import Rollout, play
 from slea_llm.scoring import Scorer
-from slea_llm.types import ScoredTrajectory
+from slea_llm.settings import RolloutSettings
+from slea_llm.storage import ScoredLog
+from slea_llm.types import ScoredTrajectory, Task, Trajectory
+from slea_llm.users.scripted import ScriptedUser
 from tests.support.judged import GOOD, PARSER, TINY, dialogue, drawn, of_replies
 
 
@@ -107,3 +115,63 @@ def test_balanced_takes_the_newest_of_both_kinds(outcomes: list[bool], most: int
         every = [place for place, one in enumerate(outcomes) if one is success]
         mine = [place for place in places if outcomes[place] is success]
         assert mine == every[len(every) - len(mine) :]
+
+
+class Noted:
+    """An observer that notes what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def observe(self, iteration: int, scored: Sequence[ScoredTrajectory]) -> None:
+        self.seen.append((iteration, len(scored)))
+
+    def state(self) -> Mapping[str, Any]:
+        return {"seen": [list(one) for one in self.seen]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen = [tuple(one) for one in state["seen"]]
+
+
+class Scripted:
+    """Plays with the scripted expert in place of a policy; what a collector asks of a rollout."""
+
+    def __init__(self, environment: OrderTaking) -> None:
+        self.environment = environment
+
+    def run(self, tasks: Sequence[Task], **_: int) -> list[Trajectory]:
+        user = ScriptedUser(ScriptedUser.Config())
+        return [
+            play(self.environment, user, self.environment.expert(task), task, seed=task.seed, max_turns=12)
+            for task in tasks
+        ]
+
+
+def collector(log: ScoredLog, observers: Mapping[str, Noted]) -> OnlineCollector:
+    environment = OrderTaking(OrderTaking.Config())
+    return OnlineCollector(
+        environment=environment,
+        rollout=cast("Rollout", Scripted(environment)),
+        scorer=Scorer(PARSER, []),
+        settings=RolloutSettings(episodes=3),
+        seed=0,
+        log=log,
+        rank=Rank(),
+        observers=observers,
+    )
+
+
+def test_the_collector_shows_every_round_to_its_observers_and_keeps_their_state(tmp_path: Path) -> None:
+    with ScoredLog(tmp_path / "log.jsonl") as log:
+        noted = Noted()
+        first = collector(log, {"noted": noted})
+        for iteration in range(2):
+            first.collect(iteration=iteration, policy_version=iteration)
+        assert noted.seen == [(0, 3), (1, 3)]
+        resumed = Noted()
+        collector(log, {"noted": resumed}).restore(first.state())
+        assert resumed.seen == noted.seen
+        plain = collector(log, {})
+        assert "observers" not in plain.state()
+        with pytest.raises(CheckpointError, match="holds nothing of 'noted'"):
+            collector(log, {"noted": Noted()}).restore(plain.state())

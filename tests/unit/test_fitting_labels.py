@@ -13,7 +13,7 @@ import pytest
 from slea_llm.encoders import HashingEncoder
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
-from slea_llm.evaluators.reward_model_features import EVIDENCE, prefixes
+from slea_llm.evaluators.reward_model_features import EVIDENCE, prefixes, state_structure
 from slea_llm.fitting import labels
 from slea_llm.fitting.baselines import Rows, held_out_scores
 from slea_llm.fitting.evaluator import FitSettings, cross_validate, platt
@@ -210,3 +210,10 @@ def test_logistic_regression_is_at_its_minimum_and_platt_undoes_a_scale() -> Non
     assert slope == pytest.approx(1.0, rel=0.25)
     np.testing.assert_allclose(scaled * (5.0 * logits + 3.0) + moved, slope * logits + shift, atol=0.05)
     assert platt(-logits, targets)[0] == 0.0
+
+
+def test_the_structure_of_a_state_holds_its_names_and_not_its_values() -> None:
+    first = {"filled": {"dish": "noodles"}, "missing": ["address"], "placed": False, "turn": 1}
+    second = {**first, "filled": {"dish": "soup"}, "turn": 4}
+    assert state_structure(first) == state_structure(second) == "{filled:{dish:},missing:[address],placed:False,turn:}"
+    assert state_structure({**first, "missing": []}) != state_structure(first) != state_structure({})

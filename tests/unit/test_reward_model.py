@@ -261,3 +261,27 @@ def test_memory_gives_smoothed_rates_and_none_of_the_own_group() -> None:
 def test_a_step_never_judged_has_even_odds_without_any_memory() -> None:
     rows, _ = labelled(1)
     assert not Memory.of([]).attached(rows[0].prefixes).evidence[:, -len(MEMORY) :].any()
+
+
+def test_br_059_a_score_is_read_at_the_positions_that_are_real_whatever_looks_like_padding() -> None:
+    """One position in the middle is all zeros, as padding is; the row is padded too, and every score stays its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = RewardNetwork(NetworkShape(dimension=512, segments=len(SEGMENTS["apart"]), width=8, members=1)).eval()
+    rng, memory = drawn(1), Memory.of([])
+    short, long = (
+        memory.attached(row)
+        for row in prefixes(
+            [(one, cut(one)) for one in (dialogue(0, rng), dialogue(1, rng, turns=6))], HashingEncoder(), "apart"
+        )
+    )
+    vectors, evidence = short.vectors.copy(), short.evidence.copy()
+    vectors[3], evidence[3] = 0.0, 0.0
+    blank = dataclasses.replace(short, vectors=vectors, evidence=evidence)
+    batch = collate([blank, long])
+    assert batch.mask.sum(dim=1).tolist() == [7, 13]
+    with torch.no_grad():
+        alone, together = network(collate([blank]))[0], network(batch)[0, : len(blank)]
+    torch.testing.assert_close(together, alone)
+    assert torch.isfinite(together).all()
+    assert not torch.equal(together[-1], together[3])
