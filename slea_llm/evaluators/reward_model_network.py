@@ -99,8 +99,6 @@ class RewardNetwork(nn.Module):
     dialogue given everything up to the position. Position 0, before the first step, has a success logit only.
     """
 
-    LABEL, SUCCESS = 0, 1
-
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
