@@ -107,6 +107,7 @@ class UseEncoder:
 
     name = DEFAULT_ENCODER
     dimension = 512
+    _batch = 512
 
     def __init__(self) -> None:
         try:
@@ -122,8 +123,9 @@ class UseEncoder:
         clean = [_whole(text) for text in texts]
         rows = np.zeros((len(texts), self.dimension), np.float32)
         filled = [index for index, text in enumerate(clean) if text.strip()]
-        if filled:
-            rows[filled] = self._model.encode([clean[index] for index in filled])
+        for start in range(0, len(filled), self._batch):
+            places = filled[start : start + self._batch]
+            rows[places] = self._model.encode([clean[place] for place in places])
         return rows
 
 
