@@ -16,6 +16,7 @@ from slea_llm.cotraining import Cotraining, balanced
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.errors import CheckpointError, ConfigError
 from slea_llm.evaluators.reward_model import UNFITTED, RewardModel
+from slea_llm.fitting.training import TrainingSettings
 from slea_llm.rollout import Rollout, play
 from slea_llm.scoring import Scorer
 from slea_llm.settings import RolloutSettings
@@ -23,6 +24,8 @@ from slea_llm.storage import ScoredLog
 from slea_llm.types import ScoredTrajectory, Task, Trajectory
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.judged import GOOD, PARSER, TINY, dialogue, drawn, of_replies
+
+QUICK = dataclasses.replace(TINY, training=TrainingSettings(epochs=2))
 
 
 def played(count: int, *, seed: int = 0, model: RewardModel | None = None) -> list[ScoredTrajectory]:
@@ -39,7 +42,7 @@ class Run:
         self.model = RewardModel(RewardModel.Config(encoder="hashing", **options))  # type: ignore[arg-type]
         self.said: list[str] = []
         self.cotraining = Cotraining(
-            self.model, folder=folder, main=True, gather=list, seed=0, report=self.said.append, settings=TINY
+            self.model, folder=folder, main=True, gather=list, seed=0, report=self.said.append, settings=QUICK
         )
 
 
