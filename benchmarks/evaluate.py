@@ -5,8 +5,9 @@
 Fits a small model on scripted order dialogues, then scores others. The bare forward is the same encoder on the same
 texts (those of 64 dialogues in one call, each text once) and the same network on the same positions in the same
 batches, prepared beforehand: what is left is the model. The ratio is steps/s of `Scorer.score_many` (cutting, evidence,
-memory, encoding, forward, records) over that, with the cache of sentence vectors empty at first, and without a cache in
-a second line. Memory is the resident set after 1,000 steps and after --steps.
+memory, encoding, forward, records) over that; the cache of sentence vectors starts without a text of theirs, and there
+is none in the second line. Both have their weights loaded. Times are CPU seconds of one thread (set OMP_NUM_THREADS=1),
+so that other load does not enter. Memory is the resident set after 1,000 steps and after --steps.
 """
 
 from __future__ import annotations
@@ -75,14 +76,14 @@ class Recorder:
 def bare(
     network: RewardNetwork, encoder: SentenceEncoder, texts: Sequence[Sequence[str]], rows: Sequence[Sequence[Prefixes]]
 ) -> float:
-    """Seconds of encoder and network alone."""
+    """CPU seconds of encoder and network alone."""
     batches = [collate(part) for part in rows]
-    begun = time.perf_counter()
+    begun = time.process_time()
     with torch.inference_mode():
         for part, batch in zip(texts, batches, strict=True):
             encoder.encode(part)
             network(batch)
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def resident() -> float:
@@ -107,21 +108,23 @@ def speed(folder: Path, fit: FittedEvaluator, encoder: SentenceEncoder, rows: Pa
         [fit.fitted.memory.attached(row) for row in prefixes(part, recorder, "apart")]  # type: ignore[arg-type]
         for part in chunks
     ]
+    (warm,) = dialogues(1, first=20_000)
     steps = sum(len(one) - 1 for part in prepared for one in part)
     ratios, rates = [], []
     for _ in range(repeats):
         alone = bare(fit.fitted.network, encoder, recorder.calls, prepared)
         scorer = Scorer(PARSER, [RewardModel(RewardModel.Config(model=str(folder), cache=cache))])
-        begun = time.perf_counter()
+        scorer.score(warm)  # an encoder reads its weights when it is first asked
+        begun = time.process_time()
         scored = list(scorer.score_many(one for one, _ in rows))
-        whole = time.perf_counter() - begun
+        whole = time.process_time() - begun
         if sum(len(one.scores) for one in scored) != steps:
             raise SystemExit("the bare forward and the scorer saw other steps")
         ratios.append(alone / whole)
         rates.append((steps / whole, steps / alone))
     own, best = (statistics.median(column) for column in zip(*rates, strict=True))
     print(
-        f"cache {cache}: {own:.0f} steps/s, bare forward {best:.0f} steps/s, ratio {statistics.median(ratios):.3f} "
+        f"cache {cache}: {own:.0f} steps a CPU second, bare forward {best:.0f}, ratio {statistics.median(ratios):.3f} "
         f"(of {', '.join(f'{ratio:.3f}' for ratio in ratios)})",
         flush=True,
     )
