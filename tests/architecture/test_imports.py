@@ -21,11 +21,13 @@ TORCH_FREE = (
     "slea_llm.users.scripted",
     "slea_llm.parsers.tagged",
     "slea_llm.evaluators.knowledge_base",
+    "slea_llm.evaluators.reward_model",
     "slea_llm.augmenters.slot_progress",
     "slea_llm.credit.nested_gae",
     "slea_llm.rollout",
     "slea_llm.cli",
     "slea_llm.cli.score",
+    "slea_llm.cli.fit_evaluator",
     "slea_llm.cli.listing",
 )
 
