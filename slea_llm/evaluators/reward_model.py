@@ -75,7 +75,7 @@ class RewardModel:
 
     @property
     def version(self) -> str:
-        """Hash of weights and card: it changes with every fit."""
+        """Hash of weights, card and the head that is read: it changes with every fit."""
         return UNFITTED if self._model is None else self._model.version
 
     @property
@@ -182,5 +182,5 @@ def _load(folder: Path, config: RewardModel.Config) -> _Fitted:
     if odd := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
         raise EvaluatorError(f"{path}: weight {odd[0]!r} is not finite; fit the evaluator again")
     encoder = CachingEncoder(load_encoder(card.encoder), size=config.cache)
-    version = hashlib.sha256(content + (folder / CARD).read_bytes()).hexdigest()[:16]
+    version = hashlib.sha256(content + (folder / CARD).read_bytes() + head.encode()).hexdigest()[:16]
     return _Fitted(card, head, network.eval(), memory, encoder, version)
