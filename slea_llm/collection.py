@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slea_llm.distributed import shard
+from slea_llm.errors import CheckpointError
 from slea_llm.interfaces import Environment
 from slea_llm.rollout import FailedEpisodesError, Rollout
 from slea_llm.scoring import Scorer
@@ -24,6 +25,18 @@ class Log(Protocol):
     def append(self, *scored: ScoredTrajectory) -> None: ...
 
     def rewind(self, position: int) -> None: ...
+
+
+class Observer(Protocol):
+    """Learns from the dialogues of the run (a refitted evaluator); its state is kept with the collector's."""
+
+    def observe(self, iteration: int, scored: Sequence[ScoredTrajectory]) -> None:
+        """Every rank calls it with its own dialogues, also when it has none."""
+        ...
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +66,13 @@ class OnlineCollector:
         log: Log,
         rank: Rank,
         before: Callable[[int, int], None] = lambda _iteration, _version: None,
+        observers: Mapping[str, Observer] | None = None,
     ) -> None:
-        """`before(iteration, policy_version)` runs ahead of every round, for evaluations between updates."""
+        """`before(iteration, policy_version)` runs ahead of every round, for evaluations between updates.
+
+        Every observer is shown the dialogues of a round after they are scored, so that it changes the next round's.
+        """
+        self._observers = dict(observers or {})
         self._environment, self._rollout, self._scorer = environment, rollout, scorer
         self._settings, self._log, self._rank = settings, log, rank
         self._order = TaskOrder(tasks=settings.tasks, seed=seed)
@@ -65,12 +83,20 @@ class OnlineCollector:
         state: dict[str, Any] = {"groups_drawn": self._position, "log_position": self._log.position}
         if remembered := self._scorer.state():
             state["evaluators"] = remembered
+        if self._observers:
+            state["observers"] = {name: dict(one.state()) for name, one in self._observers.items()}
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._position = int(state["groups_drawn"])
         self._log.rewind(int(state["log_position"]))
         self._scorer.restore(state.get("evaluators", {}))
+        for name, one in self._observers.items():
+            if name not in state.get("observers", {}):
+                raise CheckpointError(
+                    f"the checkpoint holds nothing of {name!r}, which this recipe refits; start afresh"
+                )
+            one.restore(state["observers"][name])
 
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
         """This rank's dialogues of one iteration, failed ones included."""
@@ -88,6 +114,8 @@ class OnlineCollector:
             trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
         scored = list(self._scorer.score_many(trajectories))
         self._log.append(*scored)
+        for one in self._observers.values():
+            one.observe(iteration, scored)
         return scored
 
 

@@ -171,6 +171,8 @@ class Crediting:
         if source not in scored.evaluator_versions:
             known = ", ".join(sorted(scored.evaluator_versions)) or "no evaluator"
             raise CreditError(f"trajectory {layout.trajectory_id} was scored by {known}, not by {source!r}")
+        if source in scored.shut:
+            return np.zeros(layout.tokens)
         scores = scored.scores_of(source).items()
         return _on_steps(source, {key: one.score for key, one in scores if one.score is not None}, layout)
 

@@ -28,6 +28,7 @@ from slea_llm.types import (
     Trajectory,
     Turn,
     UserReply,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -202,6 +203,14 @@ class Continuations(Protocol):
         the policy goes on from there to the end. Raises EpisodeError when the dialogue cannot be restored.
         """
         ...
+
+
+@runtime_checkable
+class Gated(Protocol):
+    """An evaluator that was learnt. While its gate is shut its scores are kept and read, and weigh 0 in training."""
+
+    @property
+    def gate(self) -> Verdict: ...
 
 
 @runtime_checkable

@@ -204,3 +204,20 @@ def brier(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
     stated, seen = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
     _require(stated.shape == seen.shape and stated.size > 0, f"{stated.shape} and {seen.shape} do not pair")
     return float(np.square(stated - seen).mean())
+
+
+def pair_accuracies(scores: Sequence[float], positive: Sequence[bool], contexts: Sequence[str]) -> dict[str, float]:
+    """Context -> share of its (positive, negative) pairs that the scores order rightly, ties half.
+
+    Contexts without both kinds are left out.
+    """
+    _require(len(scores) == len(positive) == len(contexts), "scores, labels and contexts differ in length")
+    members: dict[str, tuple[list[float], list[float]]] = {}
+    for score, good, context in zip(scores, positive, contexts, strict=True):
+        members.setdefault(context, ([], []))[0 if good else 1].append(score)
+    found: dict[str, float] = {}
+    for context, (goods, bads) in members.items():
+        if goods and bads:
+            wins = np.subtract.outer(np.asarray(goods), np.asarray(bads))
+            found[context] = float(((wins > 0) + 0.5 * (wins == 0)).mean())
+    return found

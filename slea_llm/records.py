@@ -156,13 +156,16 @@ def encode_scored(scored: ScoredTrajectory) -> Json:
     strangers = {step.trajectory_id for step in scored.steps} - {scored.trajectory.id}
     if strangers:
         raise ValueError(f"steps of {sorted(strangers)} under trajectory {scored.trajectory.id!r}")
-    return {
+    value: Json = {
         "trajectory": encode_trajectory(scored.trajectory),
         "steps": [_encode_step(step) for step in scored.steps],
         "scores": [_encode_score(score) for score in scored.scores],
         "parser": scored.parser,
         "evaluator_versions": scored.evaluator_versions,
     }
+    if scored.shut:
+        value["shut"] = list(scored.shut)
+    return value
 
 
 def decode_scored(value: Mapping[str, Any]) -> ScoredTrajectory:
@@ -171,5 +174,6 @@ def decode_scored(value: Mapping[str, Any]) -> ScoredTrajectory:
         "trajectory": trajectory,
         "steps": tuple(_decode_step(step, trajectory.id) for step in value["steps"]),
         "scores": tuple(_decode_score(score) for score in value["scores"]),
+        "shut": tuple(value.get("shut", ())),
     }
     return ScoredTrajectory(**{**value, **decoded})

@@ -31,6 +31,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "counterfactual": "slea_llm.evaluators.counterfactual:Counterfactual",
                 "counterfactual_prediction": "slea_llm.evaluators.counterfactual:CounterfactualPrediction",
                 "llm_judge": "slea_llm.evaluators.llm_judge:LlmJudge",
+                "reward_model": "slea_llm.evaluators.reward_model:RewardModel",
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import BatchParsing, BatchScoring, Remembering, StepEvaluator, StepParser
+from slea_llm.interfaces import BatchParsing, BatchScoring, Gated, Remembering, StepEvaluator, StepParser
 from slea_llm.questions import Asking
-from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, leaf_steps
+from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, Verdict, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
 """Turn -> the character at which each of its sampled tokens starts; None for a turn without tokens."""
@@ -92,6 +92,7 @@ class Scorer:
             scores=tuple(word for column in words for word in column),
             parser=self._parser.name,
             evaluator_versions={evaluator.name: evaluator.version for evaluator in self._evaluators},
+            shut=tuple(sorted(name for name, gate in self.gates().items() if not gate.open)),
         )
 
     def state(self) -> dict[str, Any]:
@@ -113,6 +114,14 @@ class Scorer:
         """Name of the parser or evaluator that asks a chat model -> what it has cost so far, in one line."""
         parts = (self._parser, *self._evaluators)
         return {part.name: part.usage.line() for part in parts if isinstance(part, Asking)}
+
+    @property
+    def evaluators(self) -> tuple[StepEvaluator, ...]:
+        return self._evaluators
+
+    def gates(self) -> dict[str, Verdict]:
+        """Learnt evaluator -> whether its scores may move training, and the line that says so."""
+        return {one.name: one.gate for one in self._evaluators if isinstance(one, Gated)}
 
     def check(self, scored: Iterable[ScoredTrajectory]) -> dict[str, ScoreSummary]:
         """Summary by evaluator. Raises EvaluatorError when one left more than `max_unscored` of its steps unscored."""

@@ -262,13 +262,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
-    """What the buffer and the score files hold: raw rewards and scores, never an advantage."""
+    """What the buffer and the score files hold: raw rewards and scores, never an advantage.
+
+    `shut` names the evaluators whose gate was shut when they scored it: their scores are there to be read, and weigh 0.
+    """
 
     trajectory: Trajectory
     steps: tuple[Step, ...]
     scores: tuple[ScoredStep, ...]
     parser: str
     evaluator_versions: Mapping[str, str] = field(default_factory=dict)
+    shut: tuple[str, ...] = ()
 
     def leaves(self) -> tuple[Step, ...]:
         """The steps that no other step refines, in order."""

@@ -189,4 +189,5 @@ def scored_trajectories(draw: st.DrawFn) -> ScoredTrajectory:
         scores=tuple(draw(scored_steps(step)) for step in steps),
         parser=draw(texts(4)),
         evaluator_versions=draw(st.dictionaries(texts(4), texts(4), max_size=2)),
+        shut=tuple(draw(st.lists(texts(4), max_size=2))),
     )

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "warm-start": ("warm_start", "imitate scripted dialogues, so that training starts from a model that can talk"),
         "rollout": ("rollout", "run dialogues with a model and write them to a log"),
         "parse": ("parse", "cut logged dialogues or texts into steps and report how far that goes"),
+        "fit-evaluator": ("fit_evaluator", "fit a reward model on logged dialogues, and say whether it may be used"),
         "score": ("score", "score every step of logged dialogues"),
         "evaluate": ("evaluate", "success of a model on the fixed panel of unseen tasks"),
         "export": ("export", "write the trained adapter or merged weights, proved equal to what was trained"),

@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     from slea_llm.storage import write_scored
 
     scorer = compose.scorer(recipe)
+    for gate in scorer.gates().values():
+        say(gate.line)
     summary = _Summary()
     count = write_scored(arguments.output, summary.watch(scorer.score_many(read_logs(arguments.log))))
     low, high = wilson(summary.successes, summary.finished) if summary.finished else (0.0, 1.0)

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from slea_llm.cli.session import Session
-    from slea_llm.collection import Rank
+    from slea_llm.collection import Observer, Rank
     from slea_llm.evaluation import EvaluationReport
     from slea_llm.models.policy import PolicyCritic
+    from slea_llm.scoring import Scorer
     from slea_llm.trainer import Trainer
-    from slea_llm.types import Task, Trajectory
+    from slea_llm.types import ScoredTrajectory, Task, Trajectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,15 +101,20 @@ class TrainingRun:
             elif every and iteration % every == 0:
                 self._evaluate(session, f"iteration {iteration}", policy_version)
 
+        scorer = compose.scorer(recipe, chat=session.chat, available={"continuations": session.continuations})
+        for gate in scorer.gates().values():
+            if main:
+                say(gate.line)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
-            scorer=compose.scorer(recipe, chat=session.chat, available={"continuations": session.continuations}),
+            scorer=scorer,
             settings=recipe.rollout,
             seed=recipe.run.seed,
             log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),
             rank=self._rank,
             before=before,
+            observers=self._observers(scorer),
         )
         losses = compose.losses(recipe)
         return Trainer(
@@ -132,6 +138,30 @@ class TrainingRun:
                 report=say,
             ),
         )
+
+    def _observers(self, scorer: Scorer) -> dict[str, Observer]:
+        """Learnt evaluators that are refitted while the run goes on."""
+        from accelerate.utils import gather_object
+
+        from slea_llm.cotraining import Cotraining
+        from slea_llm.evaluators.reward_model import RewardModel
+
+        def gather(own: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
+            everyone: list[ScoredTrajectory] = gather_object(own)
+            return everyone
+
+        return {
+            one.name: Cotraining(
+                one,
+                folder=self._output / "evaluators" / one.name,
+                main=bool(self._accelerator.is_main_process),
+                gather=gather,
+                seed=self._recipe.run.seed,
+                report=say,
+            )
+            for one in scorer.evaluators
+            if isinstance(one, RewardModel) and one.config.refresh_every
+        }
 
     def _say_memory(self) -> None:
         from slea_llm.distributed import AcceleratorReducer

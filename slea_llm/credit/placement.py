@@ -93,10 +93,14 @@ def unscored_steps(scored: ScoredTrajectory, evaluator: str) -> set[tuple[int, i
 
 
 def known_tokens(scored: ScoredTrajectory, layout: Layout, sources: Collection[str]) -> NDArray[np.bool_]:
-    """(n,) false on the tokens of steps that an evaluator among `sources` was to score and did not."""
-    known = np.ones(layout.tokens, dtype=bool)
+    """(n,) false on the tokens of steps that an evaluator among `sources` was to score and did not.
+
+    An evaluator whose gate was shut counts as none at all: with no other source nothing is known anywhere.
+    """
+    heard = set(sources) - set(scored.shut)
+    known = np.full(layout.tokens, bool(heard))
     for evaluator in scored.evaluator_versions:
-        if evaluator in sources and (missing := unscored_steps(scored, evaluator)):
+        if evaluator in heard and (missing := unscored_steps(scored, evaluator)):
             for step in layout.steps:
                 if step.key in missing:
                     known[step.start : step.end] = False

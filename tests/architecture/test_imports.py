@@ -29,6 +29,7 @@ TORCH_FREE = (
     "slea_llm.evaluators.counterfactual",
     "slea_llm.evaluators.blend",
     "slea_llm.evaluators.llm_judge",
+    "slea_llm.evaluators.reward_model",
     "slea_llm.augmenters.slot_progress",
     "slea_llm.credit.nested_gae",
     "slea_llm.rollout",
@@ -36,6 +37,7 @@ TORCH_FREE = (
     "slea_llm.cli",
     "slea_llm.cli.score",
     "slea_llm.cli.parse",
+    "slea_llm.cli.fit_evaluator",
     "slea_llm.cli.listing",
 )
 

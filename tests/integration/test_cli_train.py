@@ -34,6 +34,8 @@ SETTINGS = (
     "trainer.minibatch=2",
     "trainer.save_every=2",
     "evaluation.tasks=4",
+    "evaluators=[{name: knowledge_base}, {name: reward_model, refresh_every: 2, window: 64, encoder: hashing}]",
+    "streams.learnt={sources: [reward_model], gamma_step: 0.0, gamma_turn: 0.0}",
 )
 
 
@@ -57,7 +59,14 @@ def slea(folder: Path, *arguments: str) -> str:
 def test_a_run_that_was_cut_goes_on_where_its_checkpoint_stands(tmp_path: Path) -> None:
     assert "saved in base" in slea(tmp_path, "warm-start")
     first = slea(tmp_path, "train", "--until", "3")
-    for beginning in ("batch: 4 prompts", "before: success", "trained tokens: assistant", "reference: KL 0"):
+    for beginning in (
+        "batch: 4 prompts",
+        "before: success",
+        "trained tokens: assistant",
+        "reference: KL 0",
+        "reward_model: gate shut, weight 0: nothing was fitted yet",
+        "reward_model: not refitted after iteration 2: 0 successes",
+    ):
         assert f"\n{beginning}" in f"\n{first}"
     assert "\niteration 3 of 4, 12 dialogues: " in first
     second = slea(tmp_path, "train", "--resume")

@@ -461,3 +461,34 @@ def test_a_stream_fades_over_the_training_after_its_whitening_and_then_claims_no
         assert late.policy_mask.tolist() == alone.policy_mask.tolist()
     with pytest.raises(ValueError, match=r"fade_until 1\.5 is out of range"):
         StreamSettings(sources=("judge",), fade_until=1.5)
+
+
+class TestShutGate:
+    """A shut gate is weight 0: the scores are there, and nothing that moves training hears of them."""
+
+    SHAPE: ClassVar[Shape] = TWO_TURNS
+    JUDGED: ClassVar[dict[str, dict[tuple[int, int], float | None]]] = {
+        "judge": {(0, 0): 0.7, (0, 1): -0.2, (1, 0): 0.4, (1, 1): None}
+    }
+
+    def pair(self, *, shut: bool, scores: bool = True) -> Pair:
+        one = dialogue(self.SHAPE, rewards=[0, 1], scores=self.JUDGED if scores else None)
+        one = dataclasses.replace(one, shut=("judge",) if shut else ())
+        return one, stats_of(one, {"o": VALUES, "s": VALUES}, after=0.0)
+
+    def test_a_stream_of_its_own_gives_nothing(self) -> None:
+        shut = credit([self.pair(shut=True)], {"o": OUTCOME, "s": SCORES})[0]
+        without = credit([self.pair(shut=False, scores=False)], {"o": OUTCOME})[0]
+        close(shut.advantages, without.advantages)
+        close(shut.policy_mask, without.policy_mask)
+        close(shut.rewards["s"]["judge"], 0.0)
+        close(shut.returns["s"], VALUES)  # the critic's target is its own word: nothing to learn
+        open_gate = credit([self.pair(shut=False)], {"o": OUTCOME, "s": SCORES})[0]
+        assert np.abs(open_gate.advantages - without.advantages).max() > 0.1
+
+    def test_in_a_shared_stream_the_other_source_stays_whole(self) -> None:
+        shared = StreamSettings(sources=("outcome", "judge"))
+        shut = credit([self.pair(shut=True)], {"o": shared})[0]
+        without = credit([self.pair(shut=False, scores=False)], {"o": OUTCOME})[0]
+        close(shut.advantages, without.advantages)
+        close(shut.returns["o"], without.returns["o"])

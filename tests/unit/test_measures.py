@@ -123,3 +123,50 @@ def test_steps_to_threshold() -> None:
     assert measures.steps_to_threshold(CURVE, 0.95).interpolated is None
     with pytest.raises(ValueError, match="must grow"):
         measures.steps_to_threshold([(1, 0.1), (1, 0.2)], 0.5)
+
+
+def slow_area(scores: list[float], positive: list[bool]) -> float:
+    pairs = [
+        (a, b)
+        for a, good in zip(scores, positive, strict=True)
+        if good
+        for b, other in zip(scores, positive, strict=True)
+        if not other
+    ]
+    return sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+
+
+def test_area_and_brier_of_the_oracle() -> None:
+    chances, outcomes = [0.9, 0.8, 0.3, 0.6, 0.1], [1, 1, 0, 0, 0]
+    close(measures.area_under_curve(chances, outcomes), 1.0)
+    close(measures.brier(chances, outcomes), 0.102)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=30))
+def test_area_is_the_share_of_pairs(rows: list[tuple[int, bool]]) -> None:
+    scores, positive = [float(score) for score, _ in rows], [good for _, good in rows]
+    area = measures.area_under_curve(scores, positive)
+    if len(set(positive)) == 1:
+        assert area is None
+    else:
+        close(area, slow_area(scores, positive), 1e-12)
+        mirrored = measures.area_under_curve([-score for score in scores], positive)
+        assert mirrored is not None
+        close(mirrored, 1 - slow_area(scores, positive), 1e-12)
+
+
+def test_calibration_error_by_hand() -> None:
+    # Two bins: four at 0.25 of which one is positive, two at 0.85 of which one is.
+    close(measures.calibration_error([0.25] * 4 + [0.85] * 2, [1, 0, 0, 0, 1, 0]), 2 / 6 * 0.35)
+    close(measures.calibration_error([1.0, 0.0], [1, 0]), 0.0)
+    close(measures.calibration_error([0.3, 0.3], [0.2, 0.4]), 0.0)
+    with pytest.raises(ValueError, match=r"not in \[0, 1\]"):
+        measures.calibration_error([1.2], [1])
+    with pytest.raises(ValueError, match="do not pair"):
+        measures.calibration_error([], [])
+
+
+def test_pair_accuracy_by_context() -> None:
+    found = measures.pair_accuracies([3, 1, 1, 5, 2, 0], [True, False, True, False, True, True], list("aaabbc"))
+    assert found == {"a": 0.75, "b": 0.0}

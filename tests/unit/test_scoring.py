@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from slea_llm.errors import ConfigError, EvaluatorError
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.scoring import Scorer, summarize
-from slea_llm.types import ScoredStep, Step, TokenSpan, TokenTrace, Trajectory, Turn, leaf_steps
+from slea_llm.types import ScoredStep, Step, TokenSpan, TokenTrace, Trajectory, Turn, Verdict, leaf_steps
 from tests.strategies import tagged_texts, trajectories
 
 PARSER = TaggedParser(TaggedParser.Config())
@@ -174,3 +175,56 @@ def test_every_leaf_step_gets_exactly_one_word(dialogue: Trajectory) -> None:
     assert scored.evaluator_versions == {"fixed": "1"}
     for turn in dialogue.turns:
         assert "".join(step.text for step in scored.steps if step.turn == turn.index) == turn.text
+
+
+class Learnt(Fixed):
+    """Counts how it is asked; `broken` names the trajectory on which it fails."""
+
+    def __init__(self, *, is_open: bool, broken: str = "") -> None:
+        super().__init__()
+        self.gate = Verdict(open=is_open, line="learnt: gate")
+        self.broken = broken
+        self.asked: list[int] = []
+
+    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
+        self.asked.append(1)
+        return self._words(trajectory, steps)
+
+    def score_many(self, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[tuple[ScoredStep, ...]]:
+        self.asked.append(len(pairs))
+        return [self._words(*pair) for pair in pairs]
+
+    def _words(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
+        if trajectory.id == self.broken:
+            raise ValueError("not this one")
+        return tuple(
+            ScoredStep(turn=step.turn, step=step.index, evaluator=self.name, version="1", score=float(len(step.text)))
+            for step in leaf_steps(steps)
+        )
+
+
+def named(*names: str) -> list[Trajectory]:
+    return [dataclasses.replace(trajectory("<think>a</think>b", name), id=name) for name in names]
+
+
+def test_an_evaluator_that_can_is_asked_about_many_at_a_time() -> None:
+    learnt = Learnt(is_open=True)
+    many = named("a", "bb", "ccc", "dddd", "eeeee")
+    scorer = Scorer(PARSER, [learnt])
+    together = list(scorer.score_many(many, chunk=2))
+    assert learnt.asked == [2, 2, 1]
+    assert together == [scorer.score(one) for one in many]
+
+
+def test_one_trajectory_that_fails_costs_the_others_nothing() -> None:
+    scored = list(Scorer(PARSER, [Learnt(is_open=True, broken="bb")]).score_many(named("a", "bb", "ccc")))
+    assert [{word.reason for word in one.scores} for one in scored] == [{None}, {"ValueError: not this one"}, {None}]
+
+
+def test_a_shut_gate_is_written_beside_the_scores() -> None:
+    for is_open in (True, False):
+        scorer = Scorer(PARSER, [Learnt(is_open=is_open)])
+        assert scorer.gates()["fixed"].open is is_open
+        scored = scorer.score(trajectory("a"))
+        assert scored.shut == (() if is_open else ("fixed",))
+        assert scored.scores[0].score == 1.0

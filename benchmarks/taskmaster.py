@@ -1,0 +1,147 @@
+"""The reward model on Taskmaster-4's judged next steps: grouped folds, pair accuracy, reliability, baselines.
+
+    python benchmarks/taskmaster.py FOLDER [--encoder NAME] [--seed N] [--controls]
+
+FOLDER holds tm4_reward_handed.json: rows of conversation_id, context, generation and reward (0 or 1). Every row becomes
+a dialogue of one turn with a hand label. Conversations are split into 5 folds; a context's pair accuracy is the share
+of its (good, bad) pairs that held-out scores order rightly, and the mean is over contexts that have both kinds.
+Controls: contexts shuffled, labels shuffled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slea_llm.encoders import DEFAULT_ENCODER, load_encoder
+from slea_llm.fitting.evaluator import FitSettings, HeldOut, cross_validate, reliability
+from slea_llm.fitting.labels import StepLabel, examples
+from slea_llm.fitting.training import Example, TrainingSettings
+from slea_llm.measures import PairedDifference, pair_accuracies, paired_bootstrap
+from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.types import Message, Role, Trajectory, Turn
+
+ROLES: dict[str, Role] = {"agent": "assistant", "user": "user", "api": "tool"}
+
+
+def message(said: dict[str, Any]) -> Message:
+    return Message(
+        role=ROLES[said["role"]], content=said.get("text") or json.dumps(said.get("api") or said.get("response"))
+    )
+
+
+def reply(said: dict[str, Any]) -> str:
+    if "text" in said:
+        return str(said["text"])
+    ((name, arguments),) = said["api"].items()
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def read(folder: Path, order: Sequence[int] | None = None) -> tuple[list[Trajectory], list[float], list[str]]:
+    """Dialogues, labels, true contexts; `order` says whose context every row gets instead of its own."""
+    rows = json.loads((folder / "tm4_reward_handed.json").read_text(encoding="utf-8"))
+    found = []
+    for index, row in enumerate(rows):
+        said = json.loads(rows[index if order is None else order[index]]["context"])
+        turn = Turn(index=0, context=tuple(map(message, said)), text=reply(json.loads(row["generation"])))
+        found.append(
+            Trajectory(
+                id=f"row-{index}",
+                task={"id": row["conversation_id"]},
+                environment="taskmaster4",
+                seed=0,
+                policy_version=0,
+                turns=(turn,),
+                traces=(),
+                outcome=None,
+                termination="budget",
+            )
+        )
+    return found, [float(row["reward"]) for row in rows], [row["context"] for row in rows]
+
+
+def examples_of(trajectories: Sequence[Trajectory], labels: Sequence[float], encoder: str) -> list[Example]:
+    parser = TaggedParser(TaggedParser.Config())
+    parsed = [(one, parser.parse(one.turns[0], one.id, None)) for one in trajectories]
+    given = [
+        StepLabel(trajectory=one.id, turn=0, step=steps[-1].index, source="hand", target=label)
+        for (one, steps), label in zip(parsed, labels, strict=True)
+    ]
+    return examples(parsed, given, load_encoder(encoder), "apart")
+
+
+def pairs(scores: Any, labels: Sequence[float], contexts: Sequence[str]) -> dict[str, float]:
+    """Context -> pair accuracy; alternatives are rows of one context as it stands in the file."""
+    return pair_accuracies(scores.tolist(), [label > 0.5 for label in labels], contexts)
+
+
+def against(held_out: HeldOut, rule: str, labels: Sequence[float], contexts: Sequence[str]) -> PairedDifference:
+    own, other = (pairs(scores, labels, contexts) for scores in (held_out.logits, held_out.baselines[rule]))
+    return paired_bootstrap([other[name] for name in own], list(own.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--encoder", default=DEFAULT_ENCODER)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--controls", action="store_true")
+    parser.add_argument("--settings", default="{}", help="JSON of FitSettings")
+    parser.add_argument("--training", default="{}", help="JSON of TrainingSettings")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = FitSettings(
+        **json.loads(arguments.settings), training=TrainingSettings(**json.loads(arguments.training))
+    )
+    begun = time.perf_counter()
+    trajectories, labels, contexts = read(arguments.folder)
+    own = examples_of(trajectories, labels, arguments.encoder)
+    print(f"{len(own)} steps encoded in {time.perf_counter() - begun:.0f} s", flush=True)
+    begun = time.perf_counter()
+    held_out = cross_validate(own, settings, seed=arguments.seed)["label"]
+    found = reliability(held_out)
+    ordered = pairs(held_out.logits, labels, contexts)
+    print(f"5 folds in {time.perf_counter() - begun:.0f} s")
+    print(
+        f"pair accuracy {np.mean(list(ordered.values())):.4f} over {len(ordered)} contexts; "
+        f"AUC {found.auc:.4f}; ECE {found.ece:.4f}"
+    )
+    for rule, auc in found.baselines.items():
+        accuracy = np.mean(list(pairs(held_out.baselines[rule], labels, contexts).values()))
+        print(f"  {rule:<24} pair accuracy {accuracy:.4f}  AUC {auc:.4f}")
+    gain = against(held_out, "popularity_with_overlap", labels, contexts)
+    print(f"minus popularity_with_overlap: {gain.mean:+.4f} (95 % {gain.interval[0]:+.4f} to {gain.interval[1]:+.4f})")
+    if arguments.controls:
+        controls(arguments.folder, own, labels, arguments.encoder, settings, arguments.seed)
+
+
+def controls(
+    folder: Path, own: Sequence[Example], labels: Sequence[float], encoder: str, settings: FitSettings, seed: int
+) -> None:
+    """What must be about 0.5."""
+    rng = np.random.default_rng(seed)
+    mixed_up, _, contexts = read(folder, rng.permutation(len(own)).tolist())
+    strange = examples_of(mixed_up, labels, encoder)
+    wrong = rng.permutation(labels)
+    mislabelled = [
+        dataclasses.replace(one, targets=np.where(one.weights > 0, label, 0.0))
+        for one, label in zip(own, wrong, strict=True)
+    ]
+    for name, rows in (("contexts shuffled throughout", strange), ("labels shuffled", mislabelled)):
+        held_out = cross_validate(rows, settings, seed=seed)["label"]
+        # Alternatives are those of the true contexts, whatever context the model was shown.
+        found = pairs(held_out.logits, labels, contexts)
+        auc = reliability(held_out).auc
+        print(f"{name}: pair accuracy {np.mean(list(found.values())):.4f}, AUC {auc:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

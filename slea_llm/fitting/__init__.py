@@ -1,0 +1,1 @@
+"""Learnt evaluators: labels in, a fitted model, its card and the gate's verdict out."""

@@ -1,0 +1,101 @@
+"""`slea fit-evaluator` from a log to a folder that a recipe can name, its gate's line included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slea_llm.cli import main
+from slea_llm.environments.order_taking import OrderTaking
+from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card
+from slea_llm.rollout import play
+from slea_llm.storage import read_scored, write_trajectories
+from slea_llm.users.scripted import ScriptedUser
+
+pytestmark = pytest.mark.integration
+
+RECIPE = """
+model: {base: none}
+environment: {name: order_taking}
+evaluators: [{name: knowledge_base}]
+evaluation: {tasks: 0}
+"""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    environment, user = OrderTaking(OrderTaking.Config()), ScriptedUser(ScriptedUser.Config())
+    tasks = [environment.task(seed) for seed in range(24)]
+    path = tmp_path_factory.mktemp("logs") / "dialogues.jsonl"
+    write_trajectories(
+        path,
+        [
+            play(environment, user, environment.expert(task, error_rate=0.4), task, seed=task.seed, max_turns=12)
+            for task in tasks
+        ],
+    )
+    return path
+
+
+def fit(log: Path, output: Path, *more: str) -> int:
+    return main(
+        [
+            "fit-evaluator",
+            str(log),
+            "--output",
+            str(output),
+            "--encoder",
+            "hashing",
+            "--folds",
+            "2",
+            "--epochs",
+            "1",
+            *more,
+        ]
+    )
+
+
+def test_fit_then_score(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    output = tmp_path / "model"
+    assert fit(log, output, "--recipe", str(recipe), "--heuristic", "knowledge_base") == 0
+    said = capsys.readouterr().out
+    assert "24 dialogues, 24 of them labelled" in said
+    assert "rule popularity_with_overlap" in said
+    assert "reward_model: gate " in said
+    card = Card.read(output / CARD)
+    assert set(card.reliability) == {"success", "label"}
+    assert set(card.labels) == {"heuristic", "outcome"}
+    assert (output / WEIGHTS).is_file()
+
+    recipe.write_text(RECIPE.replace("knowledge_base", f"reward_model, model: {output}"), encoding="utf-8")
+    scores = tmp_path / "scores.jsonl"
+    assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
+    said = capsys.readouterr().out
+    assert "reward_model: gate " in said
+    scored = list(read_scored(scores))
+    assert len(scored) == 24
+    assert all(word.score is not None for one in scored for word in one.scores)
+    shut = "gate shut" in said
+    assert {one.shut for one in scored} == {("reward_model",) if shut else ()}
+
+
+def test_mistakes_are_said_before_anything_is_fitted(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text(json.dumps({"trajectory": "nobody", "turn": 0, "step": 0, "label": 1}) + "\n", encoding="utf-8")
+    for more, words in (
+        (("--labels", str(labels)), "label for trajectory 'nobody', which is not in the logs"),
+        (("--heuristic", "knowledge_base"), "none: give --recipe"),
+        (("--no-outcome",), "no labelled step"),
+    ):
+        assert fit(log, tmp_path / "model", *more) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "kept").write_text("", encoding="utf-8")
+    assert fit(log, tmp_path / "model") == 2
+    assert "exists already" in capsys.readouterr().err
