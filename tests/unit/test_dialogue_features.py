@@ -245,7 +245,8 @@ def test_of_a_very_long_step_both_ends_are_read(tmp_path: Path) -> None:
 
 def test_the_worked_example_of_the_documentation_does_what_it_says(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "evaluators.md").read_text(encoding="utf-8")
-    example = page.split("```yaml\n")[1].split("```")[0]
+    example = page.split("```yaml\ndescription: Renting")[1].split("```")[0]
+    example = f"description: Renting{example}"
     knowledge = build(tmp_path, example, Axes("bike", "take", "red"))
     assert judge(knowledge, "I want to rent a bike.", "Which day?").rationale == "asks for what is needed: day"
     assert judge(knowledge, "Tomorrow, please.", "Which day?").score == -1.0
