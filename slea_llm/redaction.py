@@ -69,17 +69,21 @@ def redact(value: Any, *, secrets: Iterable[str] = ()) -> Any:
 
     Strings under a secret's name are blanked whole, all other strings and the mappings' keys as in `redact_text`.
     """
-    known = tuple(secrets)
+    return _redacted(value, "", tuple(secrets))
+
+
+def _redacted(value: Any, key: str, secrets: tuple[str, ...]) -> Any:
+    """The copy of what stands under `key`; the items of a list stand under the list's name."""
     if isinstance(value, Mapping):
         return {
-            redact_text(str(key), known) if isinstance(key, str) else key: (
-                REDACTED if _is_named_secret(key, item) else redact(item, secrets=known)
-            )
-            for key, item in value.items()
+            redact_text(name, secrets) if isinstance(name, str) else name: _redacted(item, str(name), secrets)
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
-        return [redact(item, secrets=known) for item in value]
-    return redact_text(value, known) if isinstance(value, str) else value
+        return [_redacted(item, key, secrets) for item in value]
+    if not isinstance(value, str):
+        return value
+    return REDACTED if _is_named_secret(key, value) else redact_text(value, secrets)
 
 
 def find_secrets(config: Any, *, secrets: Iterable[str] = ()) -> list[str]:
@@ -109,8 +113,8 @@ class RedactingFormatter(logging.Formatter):
         return redact_text(super().format(record), self._secrets)
 
 
-def _is_named_secret(key: object, item: object) -> bool:
-    return isinstance(key, str) and isinstance(item, str) and bool(item) and names_a_secret(key)
+def _is_named_secret(key: str, item: str) -> bool:
+    return bool(item) and names_a_secret(key)
 
 
 def _holds_secret(key: str, item: object, secrets: tuple[str, ...]) -> bool:

@@ -146,6 +146,12 @@ def test_a_planted_secret_never_survives_and_redacting_twice_changes_nothing(con
     assert find_secrets(once) == []
 
 
+def test_a_list_of_secrets_is_blanked_item_by_item() -> None:
+    config = {"api_key": ["one", ("two", "")], "words": ["one"]}
+    assert redact(config) == {"api_key": [REDACTED, [REDACTED, ""]], "words": ["one"]}
+    assert find_secrets(redact(config)) == []
+
+
 def test_the_working_directory_is_no_secret() -> None:
     secrets = environment_secrets({"PWD": "/home/me/project", "OLDPWD": "/home/me/other", "DB_PWD": "hunter2hunter2"})
     assert secrets == {"hunter2hunter2"}
