@@ -176,6 +176,8 @@ def test_a_vocabulary_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_heads_have_the_size_that_the_engine_serves(tmp_path: Path) -> None:
-    make_tiny(tmp_path, TEXTS, vocab_size=300, hidden=32, heads=3, seed=0)
+    make_tiny(tmp_path, TEXTS, vocab_size=300, hidden=32, heads=4, seed=0)
     config = AutoConfig.from_pretrained(tmp_path)
-    assert (config.head_dim, config.num_attention_heads, config.hidden_size) == (64, 3, 32)
+    assert (config.head_dim, config.num_attention_heads, config.hidden_size) == (64, 4, 32)
+    with pytest.raises(ConfigError, match="not divisible by 3 heads"):
+        make_tiny(tmp_path, TEXTS, vocab_size=300, hidden=32, heads=3, seed=0)
