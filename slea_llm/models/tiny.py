@@ -92,8 +92,8 @@ def make_tiny(
     """Write a Hugging Face folder with a random Llama and its tokenizer; equal arguments give equal bytes.
 
     Every head has the size that the vLLM engine wants on a CPU, whatever the width. The embedding has exactly as many
-    rows as the tokenizer has entries. Returns the folder. Raises ConfigError when `heads` does not divide `hidden`, which
-    transformers asks for.
+    rows as the tokenizer has entries. Returns the folder. Raises ConfigError when `heads` does not divide `hidden`, as
+    transformers asks.
     """
     if hidden % heads:
         raise ConfigError(f"hidden size {hidden} is not divisible by {heads} heads")
