@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from slea_llm.errors import ConfigError
+from slea_llm.evaluators.words import word_on
 from slea_llm.interfaces import Remembering, StepEvaluator
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
@@ -124,37 +125,17 @@ class Blend:
                 said.append(f"{name} {word.score:+.2f}: {word.rationale}")
         if not spoken or (silent and self.config.missing == "unscored"):
             reason = "; ".join(f"{name}: {why}" for name, why in silent.items())
-            return self._word(step, version, score=None, reason=reason)
+            return word_on(step, self.name, version, score=None, reason=reason)
         total = sum(weight for weight, _ in spoken.values())
         if silent:
             said.append(f"without {', '.join(silent)}")
-        return self._word(
+        return word_on(
             step,
+            self.name,
             version,
             score=sum(weight * score for weight, score in spoken.values()) / total,
             parts={name: score for name, (_, score) in spoken.items()},
             rationale="; ".join(said),
-        )
-
-    def _word(
-        self,
-        step: Step,
-        version: str,
-        *,
-        score: float | None,
-        reason: str | None = None,
-        parts: Mapping[str, float] | None = None,
-        rationale: str = "",
-    ) -> ScoredStep:
-        return ScoredStep(
-            turn=step.turn,
-            step=step.index,
-            evaluator=self.name,
-            version=version,
-            score=score,
-            reason=reason,
-            parts=parts or {},
-            rationale=rationale,
         )
 
 

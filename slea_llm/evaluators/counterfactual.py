@@ -27,6 +27,7 @@ from slea_llm.evaluators.monte_carlo import borders_of, draw
 from slea_llm.evaluators.ridge import Floats, Ridge
 from slea_llm.evaluators.step_features import Moment, Place, row, utterance
 from slea_llm.evaluators.step_table import Grid, StepTable, build_table
+from slea_llm.evaluators.words import word_on
 from slea_llm.interfaces import Continuations
 from slea_llm.types import Continued, ScoredStep, ScoredTrajectory, Step, Trajectory, leaf_steps
 
@@ -91,10 +92,13 @@ class Counterfactual:
         """A word on every leaf step: a difference of success probability, or why it was not tried."""
         leaves = leaf_steps(steps)
         if trajectory.failed:
-            return tuple(self._word(step, reason=f"the dialogue broke: {trajectory.error}") for step in leaves)
+            return tuple(
+                word_on(step, self.name, self._version, reason=f"the dialogue broke: {trajectory.error}")
+                for step in leaves
+            )
         chosen = self._choose(trajectory, leaves)
         if not chosen:
-            return tuple(self._word(step, reason=self._not_tried()) for step in leaves)
+            return tuple(word_on(step, self.name, self._version, reason=self._not_tried()) for step in leaves)
         borders = {(step.turn, step.index): borders_of(step, trajectory) for step in chosen}
         prefixes = list(dict.fromkeys(prefix for pair in borders.values() for prefix in pair))
         seeds = [draw(f"{self.config.seed}/{trajectory.id}/{pair}") for pair in range(self.config.pairs)]
@@ -103,13 +107,18 @@ class Counterfactual:
         except EpisodeError as error:
             broken = str(error)
             return tuple(
-                self._word(step, reason=broken if (step.turn, step.index) in borders else self._not_tried())
+                word_on(
+                    step,
+                    self.name,
+                    self._version,
+                    reason=broken if (step.turn, step.index) in borders else self._not_tried(),
+                )
                 for step in leaves
             )
         return tuple(
             self._judge(step, *(ends[prefix] for prefix in borders[step.turn, step.index]))
             if (step.turn, step.index) in borders
-            else self._word(step, reason=self._not_tried())
+            else word_on(step, self.name, self._version, reason=self._not_tried())
             for step in leaves
         )
 
@@ -132,36 +141,18 @@ class Counterfactual:
     def _judge(self, step: Step, before: Continued, after: Continued) -> ScoredStep:
         reason = before.reason or after.reason
         if reason is not None:
-            return self._word(step, reason=reason)
+            return word_on(step, self.name, self._version, reason=reason)
         found = paired_difference([float(end) for end in after.successes], [float(end) for end in before.successes])
         with_step = monte_carlo_label(sum(after.successes), len(after.successes)).soft
         without = monte_carlo_label(sum(before.successes), len(before.successes)).soft
-        return self._word(
+        return word_on(
             step,
+            self.name,
+            self._version,
             score=found.mean,
             parts={"se": found.paired_se, "after": with_step, "before": without, "pairs": float(self.config.pairs)},
             rationale=f"success {with_step:.2f} with this step, {without:.2f} when the policy chooses anew "
             f"({self.config.pairs} pairs, standard error {found.paired_se:.2f})",
-        )
-
-    def _word(
-        self,
-        step: Step,
-        *,
-        score: float | None = None,
-        reason: str | None = None,
-        parts: Mapping[str, float] | None = None,
-        rationale: str = "",
-    ) -> ScoredStep:
-        return ScoredStep(
-            turn=step.turn,
-            step=step.index,
-            evaluator=self.name,
-            version=self._version,
-            score=score,
-            reason=reason,
-            parts=parts or {},
-            rationale=rationale,
         )
 
 
@@ -240,8 +231,10 @@ class CounterfactualPrediction(FittedEvaluator):
         values = [float(value) for value in self._model.predict(rows)]
         baseline = values[1] - policy_mean_advantages(values[1:], [float(share) for share in policy])[0]
         best = max(range(len(others)), key=lambda other: values[1 + other])
-        return self._word(
+        return word_on(
             step,
+            self.name,
+            self.version,
             score=values[0] - baseline,
             parts={"q": values[0], "baseline": baseline, "best": values[1 + best]},
             rationale=f"predicted success {values[0]:.2f}, {baseline:.2f} for what is usual here",

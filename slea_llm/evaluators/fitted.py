@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from slea_llm.errors import ConfigError, EvaluatorError, StorageError, nearest
 from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge, fold_of
 from slea_llm.evaluators.step_features import Moment, moments, words
+from slea_llm.evaluators.words import word_on
 from slea_llm.folders import sha256_of, whole_folder
 from slea_llm.measures import area_under_curve, brier, calibration_error
 from slea_llm.types import STEP_KINDS, ScoredStep, ScoredTrajectory, Step, Trajectory, Verdict, leaf_steps
@@ -240,7 +242,7 @@ def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
     return Verdict(open=True, line=f"{kind}: gate open: {facts}")
 
 
-class FittedEvaluator:
+class FittedEvaluator(ABC):
     """What evaluators do alike that score by weights of a folder: `_open` reads the weights, `_say` uses them.
 
     Without a fitted model every step is unscored, with that reason; so is every step of a dialogue that broke.
@@ -288,20 +290,17 @@ class FittedEvaluator:
         elif trajectory.failed:
             reason = f"the dialogue broke: {trajectory.error}"
         if reason is not None:
-            return tuple(self._word(step, reason=reason) for step in leaves)
+            return tuple(word_on(step, self.name, self.version, reason=reason) for step in leaves)
         return self._say(trajectory, leaves, moments(trajectory, steps)) if leaves else ()
 
+    @abstractmethod
     def _open(self, fitted: Fitted) -> None:
-        raise NotImplementedError
+        """Take over weights that belong to `fitted.card`."""
 
+    @abstractmethod
     def _say(self, trajectory: Trajectory, leaves: Sequence[Step], made: Sequence[Moment]) -> tuple[ScoredStep, ...]:
-        raise NotImplementedError
+        """A word on every leaf step of a dialogue that did not break."""
 
     def _settings(self) -> str:
         """What of the settings changes a score, as part of the version."""
         return ""
-
-    def _word(self, step: Step, **values: Any) -> ScoredStep:
-        """One ScoredStep; `values` are its score, parts and rationale, or its reason."""
-        given = {"score": None, **values}
-        return ScoredStep(turn=step.turn, step=step.index, evaluator=self.name, version=self.version, **given)

@@ -13,6 +13,7 @@ from slea_llm.evaluators.attribution import Hindsight, hindsight
 from slea_llm.evaluators.fitted import Fitted, FittedEvaluator, Predict, card_of, cross_predict, examples
 from slea_llm.evaluators.step_features import Moment
 from slea_llm.evaluators.step_table import Grid, StepTable, build_table
+from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory
 
 KIND = "hindsight"
@@ -83,8 +84,10 @@ class HindsightEvaluator(FittedEvaluator):
 
     def _judge(self, step: Step, moment: Moment) -> ScoredStep:
         found = _look_back(self._table, moment, (self.config.lift_min, self.config.lift_max))
-        return self._word(
+        return word_on(
             step,
+            self.name,
+            self.version,
             score=found.advantage,
             parts={"lift": found.lift, "q": found.q, "value": found.q - found.advantage},
             rationale=f"{found.lift:.2f} times as common among successes as among all in such a situation",

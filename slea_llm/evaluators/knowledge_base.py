@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -16,6 +16,7 @@ from slea_llm import assets
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts
 from slea_llm.evaluators.knowledge_file import NAMED_SLOTS, Likeness, NoStateError, read_knowledge, read_words
+from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, State, Step, Trajectory, leaf_steps
 
 LONGEST_STEP = 2_000
@@ -113,12 +114,12 @@ class KnowledgeBase:
                 if case is not None:
                     words = case.rationale.replace(NAMED_SLOTS, ", ".join(sorted(named)))
                     parts = {pattern.name: case.score, **extra}
-                    return self._word(step, score=case.score, rationale=words, parts=parts)
+                    return word_on(step, self.name, self._version, score=case.score, rationale=words, parts=parts)
         except NoStateError as error:
-            return self._word(step, reason=str(error))
+            return word_on(step, self.name, self._version, reason=str(error))
         if self.config.unmatched == "unscored":
-            return self._word(step, reason="no pattern")
-        return self._word(step, score=self.config.default, rationale="no pattern", parts=extra)
+            return word_on(step, self.name, self._version, reason="no pattern")
+        return word_on(step, self.name, self._version, score=self.config.default, rationale="no pattern", parts=extra)
 
     def _likenesses(self, texts: Sequence[str]) -> list[Likeness]:
         """For each text, pattern -> cosine with the nearest of its examples; empty when the file has no examples."""
@@ -129,26 +130,6 @@ class KnowledgeBase:
             self._examples = self._encoder.encode([normalised(text) for _, text in examples])
         cosines = self._encoder.encode(list(texts)) @ self._examples.T
         return [_nearest(row, [name for name, _ in examples]) for row in cosines]
-
-    def _word(
-        self,
-        step: Step,
-        *,
-        score: float | None = None,
-        reason: str | None = None,
-        rationale: str = "",
-        parts: Mapping[str, float] | None = None,
-    ) -> ScoredStep:
-        return ScoredStep(
-            turn=step.turn,
-            step=step.index,
-            evaluator=self.name,
-            version=self._version,
-            score=score,
-            reason=reason,
-            rationale=rationale,
-            parts=parts or {},
-        )
 
 
 def _nearest(cosines: Sequence[float], names: Sequence[str]) -> Likeness:

@@ -22,6 +22,7 @@ from slea_llm.evaluators.fitted import (
 )
 from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge
 from slea_llm.evaluators.step_features import Moment, hashed, row, start_of, words
+from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory
 
 KIND = "return_decomposition"
@@ -122,7 +123,14 @@ class ReturnDecomposition(FittedEvaluator):
         residual: Literal["uniform", "last"] = "last" if self.config.residual == "last" else "uniform"
         scores = redistribute(values, outcome, start=before, residual=residual)
         return tuple(
-            self._word(step, score=score, parts={"before": prior, "after": after}, rationale=_rationale(prior, after))
+            word_on(
+                step,
+                self.name,
+                self.version,
+                score=score,
+                parts={"before": prior, "after": after},
+                rationale=_rationale(prior, after),
+            )
             for step, score, prior, after in zip(leaves, scores, [before, *values], values, strict=False)
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from slea_llm.errors import ConfigError, EvaluatorError, nearest
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge
+from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class RewardModel:
         leaves = [leaf_steps(steps) for _, steps in trajectories]
         if self._model is None:
             reason = "no fitted model: `slea fit-evaluator` makes one, `model:` names its folder"
-            return [tuple(self._word(step, reason=reason) for step in one) for one in leaves]
+            return [tuple(word_on(step, self.name, self.version, reason=reason) for step in one) for one in leaves]
         found: list[tuple[ScoredStep, ...]] = []
         for start in range(0, len(trajectories), CHUNK):
             part = trajectories[start : start + CHUNK]
@@ -119,15 +120,10 @@ class RewardModel:
                 score, parts = 2.0 * label - 1.0, {"label": label}
                 rationale = f"{'good' if label > 0.5 else 'bad'} step"
             if not math.isfinite(score):
-                words.append(self._word(step, reason="the model gave no finite number"))
+                words.append(word_on(step, self.name, self.version, reason="the model gave no finite number"))
             else:
-                words.append(self._word(step, score=score, parts=parts, rationale=rationale))
+                words.append(word_on(step, self.name, self.version, score=score, parts=parts, rationale=rationale))
         return tuple(words)
-
-    def _word(self, step: Step, **values: Any) -> ScoredStep:
-        """One ScoredStep; `values` are its score, parts and rationale, or its reason."""
-        values = {"score": None, **values}
-        return ScoredStep(turn=step.turn, step=step.index, evaluator=self.name, version=self.version, **values)
 
 
 class _Fitted:
