@@ -144,7 +144,7 @@ def test_the_engine_keeps_deadlines_and_refuses_what_is_too_long(
     begin = time.monotonic()
     (answer,) = engine.ask([question("Tell a very long story.")])
     assert answer.reason == "no answer within 0.001 s (timeout_s)"
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
 
 
 def test_the_judge_gets_verdicts_from_a_served_model(server: str, folder: str) -> None:

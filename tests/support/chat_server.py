@@ -90,13 +90,14 @@ class ChatServer:
                 self._replies(asked) if callable(self._replies) else self._replies[min(number, len(self._replies) - 1)]
             )
             self._closing.wait(reply.delay_s)
+        finally:
+            with self._lock:  # before the answer leaves: a client that has it may ask again before this thread goes on
+                self._at_once -= 1
+        try:
             if not reply.hang_up:
                 self._send(handler, reply)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client gave up waiting: what many a test is about
-        finally:
-            with self._lock:
-                self._at_once -= 1
 
     def _send(self, handler: BaseHTTPRequestHandler, reply: Reply) -> None:
         handler.send_response(reply.status)
