@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
-from slea_llm.crediting import check_streams
+from slea_llm.crediting import check_streams, check_weights
 from slea_llm.errors import ConfigError, UnsupportedError
 
 LAUNCH_TYPES: Mapping[str, str] = {
@@ -66,12 +66,16 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     _check_losses(recipe)
     _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
+    classes = [component for component, _ in components["augmenters"]]
+    payers = [one.name for one in classes if hasattr(one, "augment")]
+    check_weights(recipe.weights, [one.name for one in classes if hasattr(one, "weights")], payers)
     check_streams(
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
-        [spec.name for spec in recipe.augmenters],
+        payers,
         recipe.kl_in_reward > 0,
         kl_loss,
+        weighing=recipe.weights.sources,
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)

@@ -9,7 +9,7 @@ from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
-from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator, StepWeigher
 from slea_llm.questions import ChatModel
 from slea_llm.scoring import Scorer, TokenDecoder
 
@@ -75,7 +75,7 @@ def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mappi
 
 def crediting(recipe: Recipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
-    augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
+    augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
         recipe.streams,
@@ -83,6 +83,7 @@ def crediting(recipe: Recipe) -> Crediting:
         cls(config, streams=recipe.streams),
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
+        weights=recipe.weights,
     )
 
 
