@@ -35,7 +35,14 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),
-        "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
+        "augmenter": MappingProxyType(
+            {
+                "slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress",
+                "success_backprop": "slea_llm.augmenters.success_backprop:SuccessBackprop",
+                "repeat_penalty": "slea_llm.augmenters.repeat_penalty:RepeatPenalty",
+                "info_density": "slea_llm.augmenters.info_density:InfoDensity",
+            }
+        ),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(
             {
