@@ -162,7 +162,7 @@ class Crediting:
         self.evaluators = tuple(sorted(evaluators))
         self.weighting = StepWeighting(settings, [weighers[source] for source in settings.sources])
         self._augmenters = payers
-        self._all = tuple(augmenters)
+        self.augmenters = tuple(augmenters)
         self._assigner = assigner
 
     def credit(
@@ -191,7 +191,7 @@ class Crediting:
         fading = {"progress": progress} if any(stream.fade_until for stream in self.streams.values()) else {}
         stats = [stat for _, stat in kept]
         credited = self._assigner.assign([one for one, _ in kept], rewards, stats, reducer, **fading)
-        if versions := {one.name: one.version for one in self._all if isinstance(one, Versioned)}:
+        if versions := {one.name: one.version for one in self.augmenters if isinstance(one, Versioned)}:
             credited = tuple(dataclasses.replace(one, versions={**one.versions, **versions}) for one in credited)
         return self._weighted(credited, progress, reducer) if self.weighting.in_loss else credited
 

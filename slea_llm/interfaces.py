@@ -274,6 +274,8 @@ class Fittable(Protocol):
     """A learnt augmenter that is fitted on the dialogues of the run itself; in between a frozen copy is used."""
 
     name: ClassVar[str]
+    reads: frozenset[str]
+    """Evaluators whose scores a fit reads."""
 
     @property
     def refresh_every(self) -> int:

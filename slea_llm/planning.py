@@ -64,7 +64,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     components = check_components(recipe)
     _check_evaluators(recipe)
     _check_losses(recipe)
-    _check_shaping(recipe, components["augmenters"])
+    notes = _check_augmenters(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
     classes = [component for component, _ in components["augmenters"]]
     payers = [one.name for one in classes if hasattr(one, "augment")]
@@ -79,7 +79,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return list(_odd(recipe, components["environment"][0][1]))
+    return [*_odd(recipe, components["environment"][0][1]), *notes]
 
 
 def _check_evaluators(recipe: Recipe) -> None:
@@ -130,16 +130,19 @@ def _check_losses(recipe: Recipe) -> None:
         raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
 
 
-def _check_shaping(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> None:
-    """Shaping by a potential leaves the best policy what it was only under the discount of its own stream (Ng 1999)."""
+def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> list[str]:
+    """What the augmenters have to say of the streams that they feed: each may refuse one, or only warn."""
+    notes = []
     for component, config in augmenters:
         for name, stream in recipe.streams.items():
-            shaped = component.name in stream.sources and getattr(config, "form", "") == "potential"
-            if shaped and config.gamma != stream.gamma_turn:
-                raise UnsupportedError(
-                    f"augmenter {component.name} discounts its potential by gamma {config.gamma}, stream {name} by "
-                    f"gamma_turn {stream.gamma_turn}; give both the same number"
-                )
+            if component.name in stream.sources and hasattr(component, "fits"):
+                notes += component.fits(config, name, stream)
+        if not getattr(config, "refresh_every", 1):
+            notes.append(
+                f"augmenter {component.name} has refresh_every 0: nothing is ever fitted and it does nothing; set it "
+                "above 0"
+            )
+    return notes
 
 
 def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:

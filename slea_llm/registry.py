@@ -37,6 +37,8 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "augmenter": MappingProxyType(
             {
+                "value_shaping": "slea_llm.augmenters.value_shaping:ValueShaping",
+                "attention_credit": "slea_llm.augmenters.attention_credit:AttentionCredit",
                 "slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress",
                 "success_backprop": "slea_llm.augmenters.success_backprop:SuccessBackprop",
                 "repeat_penalty": "slea_llm.augmenters.repeat_penalty:RepeatPenalty",

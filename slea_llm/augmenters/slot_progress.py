@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
+from slea_llm.augmenters.potentials import check_potential
 from slea_llm.augmenters.turns import names_in
 from slea_llm.errors import ConfigError
+from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredTrajectory, State
 
 
@@ -68,6 +70,18 @@ class SlotProgress:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    @classmethod
+    def fits(cls, config: Config, name: str, stream: StreamSettings) -> list[str]:
+        """What is odd about feeding this stream. Raises UnsupportedError when a potential would not be one in it."""
+        if config.form == "potential":
+            check_potential(cls.name, config.gamma, name, stream)
+        if config.form == "every":
+            return [
+                f"augmenter {cls.name}, form every: filling and clearing a slot earns without end; set form to "
+                "potential or bonus"
+            ]
+        return []
 
     def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
         """`(turn, step) -> reward`, one entry a turn, on its last leaf step; nothing for a failed dialogue.

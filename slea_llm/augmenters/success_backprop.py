@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from slea_llm.augmenters.turns import steps_by_turn
 from slea_llm.errors import ConfigError, CreditError
+from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredStep, ScoredTrajectory
 
 TURNING_POINT = 0.5
@@ -50,6 +51,17 @@ class SuccessBackprop:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    @classmethod
+    def fits(cls, config: Config, name: str, stream: StreamSettings) -> list[str]:
+        """What is odd about feeding this stream."""
+        del stream
+        if config.form == "each" and config.bonus:
+            return [
+                f"augmenter {cls.name}, form each: a longer success earns more than a shorter one in stream {name}; "
+                "set form to spread"
+            ]
+        return []
 
     def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
         """`(turn, step) -> bonus` for the steps that count. Raises CreditError without the evaluator of `chance`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from slea_llm import registry
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting, earned
