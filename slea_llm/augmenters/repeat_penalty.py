@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from slea_llm.augmenters.turns import names_in, said, settled_facts, speaking_steps
+from slea_llm.augmenters.turns import changed, names_in, said, speaking_steps
 from slea_llm.errors import ConfigError, CreditError
 from slea_llm.types import ScoredTrajectory, State, Turn
 
@@ -78,13 +78,13 @@ class RepeatPenalty:
         """The turns that a rule charges, in order, however the dialogue ended."""
         turns = scored.trajectory.turns
         texts = [" ".join(text.casefold().split()) for text in said(scored).values()]
-        changed = [settled_facts(turn.state_before) != settled_facts(turn.state_after) for turn in turns]
+        moved = [changed(turn.state_before, turn.state_after) for turn in turns]
         return [
             turn.index
             for place, turn in enumerate(turns)
             if self._asks_again(scored, turn)
-            or (self.config.again and _said_again(texts, changed, place))
-            or (self.config.stall_turns and not any(_last(changed, place, self.config.stall_turns, missing=True)))
+            or (self.config.again and _said_again(texts, moved, place))
+            or (self.config.stall_turns and not any(_last(moved, place, self.config.stall_turns, missing=True)))
         ]
 
     def _asks_again(self, scored: ScoredTrajectory, turn: Turn) -> bool:
@@ -107,11 +107,11 @@ class RepeatPenalty:
         return counts
 
 
-def _said_again(texts: Sequence[str], changed: Sequence[bool], place: int) -> bool:
+def _said_again(texts: Sequence[str], moved: Sequence[bool], place: int) -> bool:
     """Whether a turn says what the one before said, which was answered; or what the two before said."""
     if place == 0 or not texts[place] or texts[place] != texts[place - 1]:
         return False
-    return changed[place - 1] or (place > 1 and texts[place - 2] == texts[place])
+    return moved[place - 1] or (place > 1 and texts[place - 2] == texts[place])
 
 
 def _last(flags: Sequence[bool], place: int, count: int, *, missing: bool) -> list[bool]:

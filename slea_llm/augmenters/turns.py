@@ -54,9 +54,14 @@ def names_in(state: State, key: str, *, part: str, scored: ScoredTrajectory, tur
     return frozenset(map(str, held))
 
 
-def settled_facts(state: State) -> dict[str, Any]:
-    """The state without numbers and tables of numbers: clocks and counters change without anything being settled."""
-    return {key: value for key, value in state.items() if not _counts(value)}
+def changed(before: State, after: State) -> bool:
+    """Whether a state says something else than before. Numbers and tables of numbers are passed over: clocks and
+    counters move without anything being settled."""
+    return any(
+        before.get(key) != after.get(key)
+        for key in before.keys() | after.keys()
+        if not (_counts(before.get(key)) or _counts(after.get(key)))
+    )
 
 
 def _counts(value: Any) -> bool:
