@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slea_llm.augmenters.weighting import StepWeighting
+from slea_llm.augmenters.weighting import StepWeighting, check_weights
 from slea_llm.credit.placement import Layout, known_tokens, lay_out, unscored_steps
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
 from slea_llm.interfaces import Augmenter, CreditAssigner, Gated, Reducer, StepWeigher, Versioned
@@ -63,27 +63,6 @@ def check_streams(
             raise ConfigError(
                 f"evaluator {name!r} feeds no stream; add it to the sources of one, or say that it is only logged"
             )
-
-
-def check_weights(weights: WeightSettings, weighers: Collection[str], payers: Collection[str]) -> None:
-    """Refuse weights that would count twice or come from nowhere; needs nothing but names.
-
-    `weighers` and `payers` name the augmenters of the recipe that give weights and those that give rewards. Raises
-    UnsupportedError for weights in the sampler and in the loss, and ConfigError for the rest.
-    """
-    if weights.sources and set(weights.use) == {"loss", "sampler"}:
-        raise UnsupportedError(
-            "weights.use names the loss and the sampler: what is drawn in proportion to lambda and then multiplied by "
-            "it counts lambda squared; name one of them"
-        )
-    for source in weights.sources:
-        if source in payers and source not in weighers:
-            raise ConfigError(f"weights: augmenter {source!r} pays rewards and weighs no steps; name it in a stream")
-        if source not in weighers:
-            known = ", ".join(sorted(weighers)) or "the recipe has no augmenter that weighs steps"
-            raise ConfigError(f"weights: unknown source {source!r}; one of {known}{nearest(source, weighers)}")
-    for name in sorted(set(weighers) - set(payers) - set(weights.sources)):
-        raise ConfigError(f"augmenter {name!r} weighs steps; name it in weights.sources or take it out")
 
 
 def _check_sources(streams: Mapping[str, StreamSettings], known: Collection[str]) -> dict[str, str]:

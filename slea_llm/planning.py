@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from slea_llm.augmenters.weighting import check_weights
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
-from slea_llm.crediting import check_streams, check_weights
+from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError
 
 LAUNCH_TYPES: Mapping[str, str] = {
@@ -69,6 +70,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     classes = [component for component, _ in components["augmenters"]]
     payers = [one.name for one in classes if hasattr(one, "augment")]
     check_weights(recipe.weights, [one.name for one in classes if hasattr(one, "weights")], payers)
+    _check_sampler(recipe)
     check_streams(
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
@@ -143,6 +145,24 @@ def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> 
                 "above 0"
             )
     return notes
+
+
+def _check_sampler(recipe: Recipe) -> None:
+    """Weights that the sampler is to use are used by it, and it uses none that the loss uses too."""
+    replay, weights = getattr(recipe, "replay", None), recipe.weights
+    drawn = replay is not None and replay.share > 0 and replay.priority == "weights"
+    if weights.sources and "sampler" in weights.use and not drawn:
+        raise UnsupportedError(
+            "weights.use names the sampler, but nothing is drawn by weights; set replay.share above 0 and "
+            "replay.priority to weights, or weights.use to [loss]"
+        )
+    if drawn and not weights.sources:
+        raise UnsupportedError("replay.priority weights: weights.sources names no augmenter; name one")
+    if drawn and "sampler" not in weights.use:
+        raise UnsupportedError(
+            "replay.priority weights draws by lambda and weights.use multiplies the loss by it: lambda would count "
+            "squared; set weights.use to [sampler] or replay.priority to error"
+        )
 
 
 def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:

@@ -6,16 +6,37 @@ In both places it would count squared: the policy would be trained as if lambda 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from slea_llm.errors import CreditError
+from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
 from slea_llm.interfaces import Gated, StepWeigher
 from slea_llm.settings import WeightSettings
 from slea_llm.types import ScoredTrajectory
 
 StepWeights: TypeAlias = Mapping[tuple[int, int], float]
 """`(turn, step) -> weight`, one entry for every leaf step of a trajectory."""
+
+
+def check_weights(weights: WeightSettings, weighers: Collection[str], payers: Collection[str]) -> None:
+    """Refuse weights that would count twice or come from nowhere; needs nothing but names.
+
+    `weighers` and `payers` name the augmenters of the recipe that give weights and those that give rewards. Raises
+    UnsupportedError for weights in the sampler and in the loss, and ConfigError for the rest.
+    """
+    if weights.sources and set(weights.use) == {"loss", "sampler"}:
+        raise UnsupportedError(
+            "weights.use names the loss and the sampler: what is drawn in proportion to lambda and then multiplied by "
+            "it counts lambda squared; name one of them"
+        )
+    for source in weights.sources:
+        if source in payers and source not in weighers:
+            raise ConfigError(f"weights: augmenter {source!r} pays rewards and weighs no steps; name it in a stream")
+        if source not in weighers:
+            known = ", ".join(sorted(weighers)) or "the recipe has no augmenter that weighs steps"
+            raise ConfigError(f"weights: unknown source {source!r}; one of {known}{nearest(source, weighers)}")
+    for name in sorted(set(weighers) - set(payers) - set(weights.sources)):
+        raise ConfigError(f"augmenter {name!r} weighs steps; name it in weights.sources or take it out")
 
 
 class StepWeighting:

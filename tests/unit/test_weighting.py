@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slea_llm.augmenters.weighting import StepWeighting, power_weights, softmax_weights
+from slea_llm.augmenters.weighting import StepWeighting, check_weights, power_weights, softmax_weights
 from slea_llm.credit.nested_gae import NestedGae
-from slea_llm.crediting import Crediting, check_weights
+from slea_llm.crediting import Crediting
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import StreamSettings, WeightSettings
