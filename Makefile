@@ -64,7 +64,7 @@ demo: ready  ## Warm start, PPO, evaluation before and after, export with proof,
 	$(RUN) warm-start recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(LAUNCH) train recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(RUN) export $(DEMO_DIR) $(if $(filter 0,$(LR)),--allow-unchanged)
-	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores.jsonl
+	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores
 
 demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check and the adapter proof
 	$(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
