@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", type=Path, help="log of dialogues, or a folder of logs (rollouts of a training run)")
+    parser.add_argument("log", type=Path, help="log of dialogues in any known format, or a folder of logs")
+    add_reading(parser)
     parser.add_argument("--recipe", type=Path, required=True, help="recipe that names parser and evaluators")
     parser.add_argument("--output", type=Path, required=True, help="scored log to write (JSON lines)")
 
@@ -29,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise ConfigError(f"{arguments.output} exists already; give another name")
     from slea_llm.cli import compose
+    from slea_llm.logs.reading import LogReader
     from slea_llm.measures import wilson
     from slea_llm.storage import write_scored
 
@@ -36,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     for gate in scorer.gates().values():
         say(gate.line)
     summary = _Summary()
-    count = write_scored(arguments.output, summary.watch(scorer.score_many(read_logs(arguments.log))))
+    reader = LogReader(arguments.log, format=arguments.format, strict=arguments.strict)
+    count = write_scored(arguments.output, summary.watch(scorer.score_many(reader)))
+    for line in reader.lines():
+        say(line)
     low, high = wilson(summary.successes, summary.finished) if summary.finished else (0.0, 1.0)
     say(f"{count} dialogues scored into {arguments.output}; {count - summary.finished} of them had failed")
     if summary.finished:
@@ -51,18 +57,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_logs(path: Path) -> Iterator[Trajectory]:
-    """The dialogues of a log, or of every `*.jsonl` of a folder; what an earlier scoring said is left behind."""
-    from slea_llm.storage import log_kind, read_scored, read_trajectories
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """`--format NAME` and `--strict`, for commands that read logs."""
+    parser.add_argument(
+        "--format", help="format of the logs (see `slea list`); without it each record's is found by its content"
+    )
+    parser.add_argument("--strict", action="store_true", help="end at the first record that cannot be read")
 
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files:
-        raise ConfigError(f"{path} holds no *.jsonl log")
-    for file in files:
-        if log_kind(file) == "slea.scored_trajectories":
-            yield from (one.trajectory for one in read_scored(file))
-        else:
-            yield from read_trajectories(file)
+
+def read_logs(path: Path) -> Iterator[Trajectory]:
+    """The dialogues of a log or a folder; what was not read is said on standard error."""
+    from slea_llm.logs.reading import LogReader
+
+    reader = LogReader(path)
+    yield from reader
+    if reader.fault_count:
+        for line in reader.lines():
+            sys.stderr.write(line + "\n")
 
 
 class _Summary:
