@@ -25,8 +25,8 @@ def group_of(trajectory: Trajectory) -> str | None:
 
 
 def known_end(trajectory: Trajectory) -> bool:
-    """Whether the log says how the dialogue ended: a broken dialogue and one without an outcome have no success rate."""
-    return not trajectory.failed and (trajectory.outcome is not None or trajectory.success)
+    """Whether the log says how the dialogue ended; a broken one, and one of which nothing is known, count for no rate."""
+    return trajectory.termination not in ("error", "unknown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

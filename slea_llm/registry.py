@@ -52,6 +52,13 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "transformers": "slea_llm.generation.transformers:TransformersGenerator",
             }
         ),
+        # Asked in this order whether a record is theirs: the form that others share comes last.
+        "log_format": MappingProxyType(
+            {
+                "slea": "slea_llm.logs.own:OwnLog",
+                "openai_chat": "slea_llm.logs.openai_chat:OpenAIChat",
+            }
+        ),
     }
 )
 

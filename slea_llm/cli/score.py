@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from slea_llm.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from slea_llm.annotations import Annotations
     from slea_llm.config import ScoringRecipe
+    from slea_llm.logs.reading import LogReader
     from slea_llm.score_runs import RunCard, ScoreRun
     from slea_llm.scoring import Scorer
     from slea_llm.types import ScoredTrajectory, Trajectory
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY.SUB=VALUE", help="change a setting of these, repeatable"
     )
+    add_reading(parser)
     parser.add_argument("--labels", type=Path, help="labels and overrides made by hand (JSON lines)")
     parser.add_argument(
         "--credit",
@@ -70,14 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
     for gate in scorer.gates().values():
         say(gate.line)
-    card = _card(arguments.log, recipe, scorer, annotations)
+    reader = log_reader(arguments.log, format=arguments.format, strict=arguments.strict)
+    card = _card(arguments, recipe, scorer, annotations)
     if arguments.resume:
         one = _resumed(folder, card)
     else:
         if (broken := score_runs.unfinished(folder)) is not None:
             say(f"note: {folder}/{broken.name} was interrupted; this is a new run, --resume goes on with the old one")
         one = score_runs.start(folder, card)
-    _score(one, scorer, annotations, arguments.log)
+    _score(one, scorer, annotations, reader)
+    for line in reader.lines():
+        say(line)
     one = _finish(one, recipe, scorer, annotations, credit=arguments.credit)
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
@@ -99,28 +105,37 @@ def default_output(log: Path) -> Path:
     return place.with_name(f"{name}.scores")
 
 
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """`--format NAME` and `--strict`, for commands that read logs."""
+    parser.add_argument(
+        "--format", help="format of the logs (see `slea list`); without it each record's is found by its content"
+    )
+    parser.add_argument("--strict", action="store_true", help="end at the first record that cannot be read")
+
+
 def read_logs(path: Path) -> Iterator[Trajectory]:
-    """The dialogues of a log, of every `*.jsonl` of a folder, or of results; what an earlier scoring said is left behind."""
+    """The dialogues of a log or a folder; what was not read is said on standard error."""
+    reader = log_reader([path])
+    yield from reader
+    if reader.fault_count:
+        for line in reader.lines():
+            sys.stderr.write(line + "\n")
+
+
+def log_reader(paths: Sequence[Path], *, format: str | None = None, strict: bool = False) -> LogReader:
+    """A reader of logs and folders of logs; of results of an earlier scoring the newest run is read.
+
+    Raises ConfigError for a path that is not there.
+    """
+    from slea_llm.logs.reading import LogReader
     from slea_llm.score_runs import latest, runs
-    from slea_llm.storage import log_kind, read_scored, read_trajectories
 
-    if not path.exists():
-        raise ConfigError(f"{path} is not there{_near(path)}")
-    if runs(path):
-        yield from (one.trajectory for one in latest(path).read())
-        return
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not files:
-        raise ConfigError(f"{path} holds no *.jsonl log")
-    for file in files:
-        if log_kind(file) == "slea.scored_trajectories":
-            yield from (one.trajectory for one in read_scored(file))
-        else:
-            yield from read_trajectories(file)
-
-
-def _near(path: Path) -> str:
-    return nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    for path in paths:
+        if not path.exists():
+            near = nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
+            raise ConfigError(f"{path} is not there{near}")
+    found = [latest(path).scores if runs(path) else path for path in paths]
+    return LogReader(*found, format=format, strict=strict)
 
 
 def _recipe(arguments: argparse.Namespace) -> ScoringRecipe:
@@ -190,18 +205,18 @@ def _refuse_live_parts(recipe: ScoringRecipe) -> None:
             raise UnsupportedError(f"evaluator {spec.name!r} cannot score a log: {why[need]}")
 
 
-def _card(logs: Sequence[Path], recipe: ScoringRecipe, scorer: Scorer, annotations: Annotations | None) -> RunCard:
+def _card(
+    arguments: argparse.Namespace, recipe: ScoringRecipe, scorer: Scorer, annotations: Annotations | None
+) -> RunCard:
     from slea_llm import score_runs
+    from slea_llm.logs.sources import find_files
 
-    files = [file for log in logs for file in (sorted(log.glob("*.jsonl")) if log.is_dir() else [log])]
-    for log in logs:
-        if not log.exists():
-            raise ConfigError(f"{log} is not there{_near(log)}")
+    paths = [score_runs.latest(log).scores if score_runs.runs(log) else log for log in arguments.log]
     return score_runs.RunCard(
-        sources=tuple(score_runs.fingerprint(file) for file in files if not file.name.startswith("run-")),
+        sources=tuple(score_runs.fingerprint(file) for path in paths for file in find_files(path)[0]),
         parser=recipe.parser.name,
         evaluators={one.name: one.version for one in scorer.evaluators},
-        settings=recipe.model_dump(mode="json"),
+        settings={**recipe.model_dump(mode="json"), "format": arguments.format},
         annotations=None if annotations is None else {"name": annotations.name, "sha256": annotations.digest},
         started=_now(),
     )
@@ -227,12 +242,12 @@ def _resumed(folder: Path, card: RunCard) -> ScoreRun:
     return one if one.card.parser else one.save(card)
 
 
-def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, logs: Sequence[Path]) -> None:
+def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> None:
     """Score what the run's log does not hold yet, and append it as it comes."""
     from slea_llm.interfaces import Remembering
     from slea_llm.storage import ScoredLog
 
-    trajectories = itertools.chain.from_iterable(read_logs(log) for log in logs)
+    trajectories = iter(reader)
     with ScoredLog(one.scores) as log:
         done = _skip(one, trajectories) if log.position else []
         if done:

@@ -66,12 +66,16 @@ def _heard(trajectory: Trajectory) -> dict[int, list[str]]:
     for turn, following in zip(turns, turns[1:], strict=False):
         found[turn.index] = [message.content for message in following.context if message.role == "tool"]
     if turns:
-        last = trajectory.provenance.get("last_messages")
-        rows = last if isinstance(last, list | tuple) else ()
-        found[turns[-1].index] = [
-            str(row.get("content", "")) for row in rows if isinstance(row, Mapping) and row.get("role") == "tool"
+        found[turns[-1].index] = [message.content for message in trajectory.closing if message.role == "tool"] + [
+            str(row.get("content", ""))
+            for row in _rows(trajectory.provenance.get("last_messages"))  # where rollouts keep what came last
+            if row.get("role") == "tool"
         ]
     return found
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def _object(text: str) -> Mapping[str, Any] | None:

@@ -116,8 +116,8 @@ def _label(row: Mapping[str, Any]) -> StepLabel:
 
 
 def outcome_labels(trajectory: Trajectory, steps: Sequence[Step]) -> list[StepLabel]:
-    """The outcome of the dialogue at every step; none for one that broke or was cut from outside."""
-    if trajectory.failed or trajectory.truncated:
+    """The outcome of the dialogue at every step; none for one that broke, was cut, or whose log says no outcome."""
+    if trajectory.failed or trajectory.truncated or trajectory.termination == "unknown":
         return []
     target = float(trajectory.success)
     return [
@@ -191,7 +191,8 @@ def examples(
 
 def _example(trajectory: Trajectory, row: Prefixes, sums: np.ndarray, weights: np.ndarray) -> Example:
     targets = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
-    if weights[1:, 1].any() and not trajectory.truncated and not trajectory.failed:
+    settled = not trajectory.truncated and trajectory.termination not in ("error", "unknown")
+    if weights[1:, 1].any() and settled:
         # Before the first step stands the same dialogue: its outcome is what a start is worth.
         targets[0, 1], weights[0, 1] = float(trajectory.success), float(weights[1:, 1].max())
     return Example(
