@@ -296,9 +296,11 @@ def _finish(
             say(f"advantages left out for more than {MOST_CREDITED} dialogues; --credit works them out in memory")
     if credit:
         _credit(one, recipe)
+    # The card is closed before anything is printed: whoever reads only the head of the summary has the whole run.
+    one = one.save(dataclasses.replace(one.card, finished=_now(), counts=summary.counts()))
     for line in summary.lines():
         say(line)
-    return one.save(dataclasses.replace(one.card, finished=_now(), counts=summary.counts()))
+    return one
 
 
 def _credit(one: ScoreRun, recipe: ScoringRecipe) -> None:
