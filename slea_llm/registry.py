@@ -55,6 +55,19 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         "log_format": MappingProxyType(
             {
                 "slea": "slea_llm.logs.own:OwnLog",
+                "tau_bench": "slea_llm.logs.tau_bench:TauBench",
+                "tau2_bench": "slea_llm.logs.tau2_bench:Tau2Bench",
+                "nemo_gym": "slea_llm.logs.nemo_gym:NemoGym",
+                "swe_agent": "slea_llm.logs.swe_agent:SweAgent",
+                "openhands": "slea_llm.logs.openhands:OpenHands",
+                "inspect": "slea_llm.logs.inspect_ai:InspectLog",
+                "atif": "slea_llm.logs.atif:Atif",
+                "toolbench": "slea_llm.logs.toolbench:ToolBench",
+                "otel_genai": "slea_llm.logs.otel_genai:OtelGenAi",
+                "sharegpt": "slea_llm.logs.sharegpt:ShareGpt",
+                "anthropic": "slea_llm.logs.anthropic:AnthropicMessages",
+                "reflexion": "slea_llm.logs.reflexion:ReflexionLog",
+                "react": "slea_llm.logs.react:ReactLog",
                 "openai_chat": "slea_llm.logs.openai_chat:OpenAIChat",
             }
         ),
