@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -85,12 +86,12 @@ def names(kind: str) -> dict[str, str]:
     return {**third_party, **ROWS[kind]}
 
 
-def load(kind: str, name: str) -> Any:
-    """The component class of that name.
+def load(kind: str, name: str, known: Mapping[str, str] | None = None) -> Any:
+    """The component class of that name; `known` is what `names` gave, for who loads many.
 
     Raises ConfigError for an unknown name (with the nearest known one) and for a row that cannot be imported.
     """
-    known = names(kind)
+    known = names(kind) if known is None else known
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}; one of {', '.join(sorted(known))}{nearest(name, known)}")
     module_name, _, attribute = known[name].partition(":")

@@ -16,7 +16,7 @@ KEYS = ("messages", "traj", "prompt", "completion", "request", "response", "choi
 
 
 class OpenAIChat(JsonFormat):
-    """`{messages: [{role, content, tool_calls}]}`, a bare list of messages, prompt and completion, or request and answer.
+    """`{messages: [{role, content, tool_calls}]}`, a bare list of messages, prompt and completion, request and answer.
 
     Every assistant message is a reply. Per-message `weight`, `score` and `scores` are kept in the provenance by turn.
     """

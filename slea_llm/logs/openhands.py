@@ -155,7 +155,7 @@ def _arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_agents(event: Mapping[str, Any], has_replied: bool) -> bool:
-    """Whether an action is the agent's. Older logs name no source: there, messages before the first act are the user's."""
+    """Whether an action is the agent's. Older logs name no source: messages before its first act are the user's."""
     source = optional_text(event.get("source"))
     if source is not None:
         return source == "agent" and event.get("action") != "system"

@@ -43,7 +43,7 @@ class LogReader:
         self._paths = [Path(path) for path in paths]
         self._strict = strict
         known = registry.names("log_format")
-        self._formats: list[Any] = [_make(name) for name in ([format] if format else known)]
+        self._formats: list[Any] = [_make(name, known) for name in ([format] if format else known)]
         self._forced = format is not None
         self._seen = _SeenIds()
         self._file_name = ""
@@ -296,8 +296,8 @@ class _NoFormat:
 _NO_FORMAT = _NoFormat()
 
 
-def _make(name: str) -> Any:
-    found = registry.load("log_format", name)
+def _make(name: str, known: Mapping[str, str]) -> Any:
+    found = registry.load("log_format", name, known)
     return found(found.Config())
 
 
