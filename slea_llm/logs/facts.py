@@ -1,4 +1,4 @@
-"""What a record says of itself beside its messages: id, task, reward, success, and what else is short enough to keep."""
+"""What a record says beside its messages: id, task, reward, success, and what else is short enough to keep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slea_llm.logs.fields import leftovers, name_text, number, optional_mapping, truth
+from slea_llm.types import Termination
 
 ID_KEYS = ("trajectory_id", "conversation_id", "session_id", "dialogue_id", "uuid", "id", "instance_id", "task_id")
 TRIAL_KEYS = ("trial", "rollout", "attempt", "epoch", "sample_index")
@@ -19,35 +20,44 @@ KEPT_CHARACTERS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was found. `kept` and `left_out` are the other fields: those that were short, and the names of the rest."""
+    """What a log says of a dialogue.
 
-    id: str
-    task: dict[str, Any]
-    reward: float | None
-    success: bool | None
-    kept: dict[str, Any] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    `cut` is how it ended when it was no success, `error` why it broke. `grader` holds what the grader left in the log:
+    its places, and gold actions, which are never shown as the agent's. `more` goes to the provenance as it is.
+    """
+
+    id: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    environment: str = ""
+    seed: Any = None
+    reward: float | None = None
+    success: bool | None = None
+    cut: Termination | None = None
+    error: str | None = None
+    grader: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    other: tuple[Mapping[str, Any], Sequence[str]] = ({}, ())
+    """Other fields: those that are short, and the names of the longer ones."""
 
     def provenance(self) -> dict[str, Any]:
-        return {
-            **({"also": self.kept} if self.kept else {}),
-            **({"left_out": list(self.left_out)} if self.left_out else {}),
-        }
+        kept, left = self.other
+        parts = {"grader": self.grader, **self.more, "also": kept, "left_out": list(left)}
+        return {key: value for key, value in parts.items() if value not in (None, "", {}, [])}
 
 
-def facts_of(value: Mapping[str, Any], used: Sequence[str], flags: list[str]) -> Facts:
-    """The facts of a record whose keys `used` are read elsewhere."""
+def facts_of(value: Mapping[str, Any], used: Sequence[str], flags: list[str], **known: Any) -> Facts:
+    """The facts of a record whose keys `used` are read elsewhere; what is `known` already wins."""
     reward = next((number(value[key], key, flags) for key in REWARD_KEYS if _is_plain(value.get(key))), None)
     success = next((found for key in SUCCESS_KEYS if (found := truth(value.get(key))) is not None), None)
-    kept, left = leftovers(value, [*used, *TASK_KEYS, "crc32"], KEPT_CHARACTERS)
-    return Facts(
-        id=identifier(value),
-        task=task_of(value),
-        reward=reward,
-        success=success,
-        kept=kept,
-        left_out=tuple(left),
-    )
+    found: dict[str, Any] = {
+        "id": identifier(value),
+        "task": task_of(value),
+        "reward": reward,
+        "success": success,
+        "seed": value.get("seed"),
+        "other": leftovers(value, [*used, *TASK_KEYS], KEPT_CHARACTERS),
+    }
+    return Facts(**{**found, **known})
 
 
 def identifier(value: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Reading JSON of unknown make: typed access that says what is wrong, texts of content blocks, and numbers as written."""
+"""Reading JSON of unknown make: typed access that says what is wrong, texts of blocks, numbers as written."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slea_llm.errors import nearest
@@ -210,7 +210,7 @@ def truth(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def leftovers(value: Mapping[str, Any], used: Iterator[str] | Sequence[str], limit: int) -> tuple[dict[str, Any], list]:
+def leftovers(value: Mapping[str, Any], used: Sequence[str], limit: int) -> tuple[dict[str, Any], list[str]]:
     """What else a record holds: the values of at most `limit` characters of JSON, and the names of longer ones."""
     kept: dict[str, Any] = {}
     left: list[str] = []

@@ -76,15 +76,19 @@ class JsonFormat(ABC):
         """Whether a document that begins like this holds records of this format under `rows`."""
         return bool(self.rows) and not header
 
-    def is_part(self, value: Any) -> bool:
+    def is_part(self, value: Any) -> bool:  # noqa: ARG002 - for formats that override it
         """Whether an array that begins with this value is one record, not an array of records."""
         return False
 
-    def opens_archive(self, names: Sequence[str]) -> bool:
+    def opens_archive(self, names: Sequence[str]) -> bool:  # noqa: ARG002 - for formats that override it
         """Whether a zip archive with these members is a log of this format."""
         return False
 
-    def archive_records(self, file: str, archive: zipfile.ZipFile) -> Iterator[LogRecord | Fault]:
+    def archive_records(
+        self,
+        file: str,  # noqa: ARG002 - for formats that override it
+        archive: zipfile.ZipFile,  # noqa: ARG002
+    ) -> Iterator[LogRecord | Fault]:
         """The records of such an archive. Nothing of it is ever written to the disk."""
         return iter(())
 
@@ -101,6 +105,10 @@ class TextFormat(ABC):
     @abstractmethod
     def recognises_text(self, head: str) -> bool:
         """Whether a file that begins with this text is one of this format."""
+
+    def recognises(self, value: Any) -> bool:  # noqa: ARG002 - for formats that override it
+        """Whether a JSON value holds texts of this format; cheap, and never raises."""
+        return False
 
     @abstractmethod
     def records(self, file: str, lines: Iterable[tuple[int, str]]) -> Iterator[LogRecord]:

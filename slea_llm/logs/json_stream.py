@@ -152,9 +152,9 @@ class JsonStream:
         while True:
             end = self._at
             for match in _STRUCTURE.finditer(self._text, self._at):
-                token = match[0]
-                depth += (token in "[{") - (token in "]}")
-                if depth < 0 or (depth == 0 and token == ","):
+                mark = match[0]
+                depth += (mark in "[{") - (mark in "]}")
+                if depth < 0 or (depth == 0 and mark == ","):
                     self._at = match.start()
                     return True
                 end = match.end()

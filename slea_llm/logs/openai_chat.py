@@ -16,7 +16,7 @@ KEYS = ("messages", "traj", "prompt", "completion", "request", "response", "choi
 
 
 class OpenAIChat(JsonFormat):
-    """`{messages: [{role, content, tool_calls}]}`, a bare list of messages, `{prompt, completion}` or request and response.
+    """`{messages: [{role, content, tool_calls}]}`, a bare list of messages, prompt and completion, request and answer.
 
     Every assistant message is a reply. Per-message `weight`, `score` and `scores` are kept in the provenance by turn.
     """
@@ -44,22 +44,9 @@ class OpenAIChat(JsonFormat):
         value: Mapping[str, Any] = {"messages": record.value} if isinstance(record.value, list) else record.value
         messages = _messages(mapping(value, "record"))
         add_messages(transcript, messages)
-        facts = facts_of(value, KEYS, transcript.flags)
         model = optional_text(value.get("model")) or optional_text(optional_mapping(value.get("request")).get("model"))
-        yield transcript.trajectory(
-            record,
-            format_name=self.name,
-            id=facts.id,
-            task=facts.task,
-            seed=value.get("seed"),
-            reward=facts.reward,
-            success=facts.success,
-            provenance={
-                **facts.provenance(),
-                **({"model": model} if model else {}),
-                **_marks(messages),
-            },
-        )
+        more = {"model": model, **_marks(messages)}
+        yield transcript.trajectory(record, self.name, facts_of(value, KEYS, transcript.flags, more=more))
 
 
 def _messages(value: Mapping[str, Any]) -> list[Any]:
@@ -77,9 +64,8 @@ def _messages(value: Mapping[str, Any]) -> list[Any]:
 def _marks(messages: list[Any]) -> dict[str, Any]:
     """What is written on the replies: `weight`, `score` and `scores`, each a list by turn, where any reply has it."""
     replies = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "assistant"]
-    marks = {
+    return {
         f"message_{key}": [reply.get(key) for reply in replies]
         for key in ("weight", "score", "scores")
         if any(key in reply for reply in replies)
     }
-    return marks

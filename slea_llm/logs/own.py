@@ -32,8 +32,8 @@ class OwnLog(JsonFormat):
             known = {form.name: form.version for form in _FORMS}
             if known.get(value["format"]) != value["version"]:
                 raise RecordError(
-                    f"version {value['version']!r} of {value['format']} is not {known.get(value['format'])}; read it with "
-                    "the slea_llm that wrote it"
+                    f"version {value['version']!r} of {value['format']} is not {known.get(value['format'])}; read it "
+                    "with the slea_llm that wrote it"
                 )
             return ()
         scored = "trajectory" in value

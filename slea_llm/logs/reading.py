@@ -43,7 +43,7 @@ class LogReader:
         self._paths = [Path(path) for path in paths]
         self._strict = strict
         known = registry.names("log_format")
-        self._formats: list[Any] = [_make(name) for name in ([format] if format else known)]
+        self._formats: list[Any] = [_make(name, known) for name in ([format] if format else known)]
         self._forced = format is not None
         self._seen = _SeenIds()
         self._file_name = ""
@@ -229,8 +229,6 @@ class LogReader:
         """The trajectories of a record; none of them when it is faulty."""
         one = found or self._format_of(record.value)
         try:
-            if one is None:
-                raise RecordError(f"it is of no known format: {_keys(record.value)}")
             trajectories = list(one.read(record))
         except (RecordError, RecursionError) as error:
             self.records += 1
@@ -242,8 +240,8 @@ class LogReader:
 
     def _format_of(self, value: Any) -> Any:
         if self._forced:
-            return self._formats[0] if isinstance(self._formats[0], JsonFormat) else None
-        return next((one for one in self._json_formats() if one.recognises(value)), None)
+            return self._formats[0]
+        return next((one for one in self._formats if one.recognises(value)), _NO_FORMAT)
 
     def _counted(self, trajectory: Trajectory, name: str, record: LogRecord) -> Trajectory:
         self.trajectories += 1
@@ -286,8 +284,20 @@ class _SeenIds:
         return new
 
 
-def _make(name: str) -> Any:
-    found = registry.load("log_format", name)
+class _NoFormat:
+    """Of a record that no format knows."""
+
+    name = ""
+
+    def read(self, record: LogRecord) -> list[Trajectory]:
+        raise RecordError(f"it is of no known format: {_keys(record.value)}")
+
+
+_NO_FORMAT = _NoFormat()
+
+
+def _make(name: str, known: Mapping[str, str]) -> Any:
+    found = registry.load("log_format", name, known)
     return found(found.Config())
 
 

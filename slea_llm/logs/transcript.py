@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+from slea_llm.logs.facts import Facts
 from slea_llm.logs.formats import LogRecord, RecordError
 from slea_llm.types import FinishReason, Message, Role, State, Termination, ToolCall, Trajectory, Turn
 
@@ -29,8 +30,8 @@ _CALL_TAG = re.compile(r"<(/?)(tool_call)", re.IGNORECASE)
 def call_text(call: ToolCall) -> str:
     """A call as it stands in the text of a reply.
 
-    Arguments that are JSON stand as written, others as a JSON string. The id is left out, so that equal calls read equal;
-    what looks like the tag of a call within them is escaped as JSON allows.
+    Arguments that are JSON stand as written, others as a JSON string. The id is left out, so that equal calls read
+    equal; what looks like the tag of a call within them is escaped as JSON allows.
     """
     arguments = call.arguments if _is_json(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
     body = f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}'
@@ -61,7 +62,7 @@ def reply_text(parts: Sequence[Part]) -> str:
 
 
 class Transcript:
-    """Collects the messages of one dialogue in order. Parts of one reply are joined until a message or `close` ends it."""
+    """Collects the messages of one dialogue in order; parts of one reply are joined until a message or `close`."""
 
     def __init__(self, flags: Sequence[str] = ()) -> None:
         self.flags: list[str] = list(flags)
@@ -119,46 +120,30 @@ class Transcript:
         )
         self._context, self._parts = [], []
 
-    def trajectory(
-        self,
-        record: LogRecord,
-        *,
-        format_name: str,
-        id: str,
-        environment: str = "",
-        task: Mapping[str, Any] | None = None,
-        seed: Any = None,
-        reward: float | None = None,
-        success: bool | None = None,
-        cut: Termination | None = None,
-        error: str | None = None,
-        provenance: Mapping[str, Any] | None = None,
-    ) -> Trajectory:
-        """The trajectory. `cut` is how a dialogue ended that was no success; `error` is why it broke.
+    def trajectory(self, record: LogRecord, format_name: str, facts: Facts) -> Trajectory:
+        """The trajectory. The reward of the dialogue is put on the last reply, unless replies have their own.
 
-        The reward of the dialogue is put on the last reply. Raises RecordError when there is no message at all.
+        Raises RecordError when there is no message at all.
         """
         self.close()
         if not self._turns and not self._context:
             raise RecordError("it holds no message")
-        turns = list(self._turns)
-        if reward is not None and turns and error is None and not any(turn.reward for turn in turns):
-            turns[-1] = replace(turns[-1], reward=reward)
-        termination: Termination = "error" if error is not None else _ending(reward, success, cut)
-        flags = {"flags": self.flags} if self.flags else {}
+        turns, broke = list(self._turns), facts.error is not None
+        if facts.reward is not None and turns and not any(turn.reward for turn in turns):
+            turns[-1] = replace(turns[-1], reward=facts.reward)
         place = {"format": format_name, "file": record.file, "line": record.line, "record": record.number}
         return Trajectory(
-            id=id or f"{record.file}#{record.number}",
-            task=dict(task or {}),
-            environment=environment or format_name,
-            seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else 0,
+            id=facts.id or f"{record.file}#{record.number}",
+            task=dict(facts.task),
+            environment=facts.environment or format_name,
+            seed=facts.seed if isinstance(facts.seed, int) and not isinstance(facts.seed, bool) else 0,
             policy_version=0,
             turns=tuple(turns),
             traces=(),
-            outcome=None if error is not None else reward,
-            termination=termination,
-            error=error,
-            provenance={"source": place, **(provenance or {}), **flags},
+            outcome=None if broke else facts.reward,
+            termination="error" if broke else _ending(facts.reward, facts.success, facts.cut),
+            error=facts.error,
+            provenance={"source": place, **facts.provenance(), **({"flags": self.flags} if self.flags else {})},
             closing=tuple(self._context),
         )
 
