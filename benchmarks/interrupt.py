@@ -122,7 +122,11 @@ def faults(pipeline: Pipeline, *, killed: bool) -> Iterator[str]:
             checkpoint.read(path)
         except SleaError as error:
             yield f"{path}: {error}"
-    for path in [*run.glob("*.jsonl"), *(run / "rollouts").glob("*.jsonl"), *(pipeline.folder / "scores").glob("*.scores.jsonl")]:
+    for path in [
+        *run.glob("*.jsonl"),
+        *(run / "rollouts").glob("*.jsonl"),
+        *(pipeline.folder / "scores").glob("*.scores.jsonl"),
+    ]:
         yield from _log_faults(path)
 
 

@@ -1,4 +1,4 @@
-"""Two evaluators, or two runs of them, on one log: how far they agree, which tells good endings from bad, where they differ."""
+"""Two evaluators, or two runs, on one log: how far they agree, which of them tells good endings, where they differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two evaluators say of the same steps. `steps` have a score of both; `alone` of the first, of the second only.
+    """What two evaluators say of the same steps. `steps` have a score of both; `alone` of one only.
 
     `spearman` is the rank correlation (None when one of them never varies), `same_sign` the share of steps with a score
     of equal sign among those with one other than 0, `success_auc` how well each one's mean score of a dialogue tells a
@@ -60,7 +60,7 @@ class Comparison:
             f"{_shown(self.success_auc[0])}, {second} {_shown(self.success_auc[1])}",
         ]
         found += [
-            f"  {one.first:+.2f} against {one.second:+.2f}  {one.trajectory} turn {one.turn} step {one.step}: {one.text}"
+            f"  {one.first:+.2f} against {one.second:+.2f}  {one.trajectory} step {one.turn}.{one.step}: {one.text}"
             for one in self.largest
         ]
         return found
@@ -124,8 +124,8 @@ def _paired(
         names = [None if side is None else side.trajectory.id for side in (one, other)]
         if one is None or other is None or names[0] != names[1]:
             raise ConfigError(
-                f"dialogue {number} is {names[0]!r} in the first and {names[1]!r} in the second: they are not scores of "
-                "one log"
+                f"dialogue {number} is {names[0]!r} in the first and {names[1]!r} in the second: they are not scores "
+                "of one log"
             )
         yield one, other
 

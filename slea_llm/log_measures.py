@@ -1,4 +1,4 @@
-"""What a scored log says of its dialogues: how they end, how long they take, where they go wrong, how alike trials are."""
+"""What a scored log says of its dialogues: how they end, how long they take, where they go wrong, how trials differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def group_of(trajectory: Trajectory) -> str | None:
 
 
 def known_end(trajectory: Trajectory) -> bool:
-    """Whether the log says how the dialogue ended; a broken one, and one of which nothing is known, count for no rate."""
+    """Whether the log says how the dialogue ended; a broken one and one of unknown end count for no rate."""
     return trajectory.termination not in ("error", "unknown")
 
 
@@ -33,8 +33,8 @@ def known_end(trajectory: Trajectory) -> bool:
 class Facts:
     """The numbers of one dialogue. `success` None: the log does not say. Steps are leaf steps.
 
-    `repeats` counts steps whose text the agent has written before; `calls`, `tool_errors` count calls and those that were
-    answered with an error; `scores` are those of the evaluator asked about, None where it gave none. `first_harm` is
+    `repeats` counts steps whose text the agent has written before; `calls`, `tool_errors` count calls and those that
+    were answered with an error; `scores` are those of the evaluator asked about, None where it gave none. `first_harm` is
     the first step that does harm in a dialogue that did not succeed.
     """
 
@@ -198,7 +198,7 @@ class LogMeasures:
         return sum(n > 1 and self._wins[name] in (0, n) for name, n in self._known.items())
 
     def passes(self) -> list[PassRow]:
-        """Rows for k = 1 to the most trials that any task has; empty when the log has one trial a task or names none."""
+        """Rows for k = 1 to the most trials that any task has; empty with one trial a task, or no task named."""
         most = max(self._known.values(), default=0)
         if most < 2:
             return []
@@ -230,8 +230,8 @@ class LogMeasures:
         found += self._pass_lines()
         if self.harmed + self.unharmed_failures:
             found.append(
-                f"failures: {self.harmed} with a step that scored as harmful, {self.unharmed_failures} in which no step "
-                "scored below 0"
+                f"failures: {self.harmed} with a step that scored as harmful, {self.unharmed_failures} in which no "
+                "step scored below 0"
             )
         return found
 

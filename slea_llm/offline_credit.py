@@ -1,8 +1,8 @@
 """Advantages of logged steps without any model: the same augmenters and credit method as in training, no critic.
 
-A log has no sampled tokens (or the tokenizer is not here), so each leaf step stands for one token, and the critic's word
-on the outcome is the mean outcome of the dialogues of the same task: where all of them ended alike, nobody did better
-or worse, and the outcome gives an advantage of 0.
+A log has no sampled tokens (or the tokenizer is not here), so each leaf step stands for one token, and the critic's
+word on the outcome is the mean outcome of the dialogues of the same task: where all of them ended alike, nobody did
+better or worse, and the outcome gives an advantage of 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def refuse_live_parts(crediting: Crediting) -> None:
     for name, stream in crediting.streams.items():
         if REFERENCE_KL in stream.sources:
             raise UnsupportedError(
-                f"stream {name!r} takes {REFERENCE_KL}, the log-ratio of policy and reference model at every token; a log "
-                "has neither: set kl_in_reward to 0 and take it out of the stream, or look at it in training"
+                f"stream {name!r} takes {REFERENCE_KL}, the log-ratio of policy and reference model at every token; a "
+                "log has neither: set kl_in_reward to 0 and take it out of the stream, or look at it in training"
             )
 
 

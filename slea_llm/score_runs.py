@@ -1,4 +1,4 @@
-"""Results of scoring, append-only: every run is a log of its own in the folder, beside the earlier ones, never over them.
+"""Results of scoring, append-only: every run is a log of its own in the folder, beside the earlier ones.
 
 mylogs.scores/
   run-0001.json            who scored what, with which versions and settings, when, and whether it was finished

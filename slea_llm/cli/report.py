@@ -17,10 +17,15 @@ from slea_llm.errors import ConfigError, nearest
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", type=Path, nargs="+", help="one or two: results of `slea score`, a scored log, a training run's folder"
+        "source",
+        type=Path,
+        nargs="+",
+        help="one or two: results of `slea score`, a scored log, a training run's folder",
     )
     parser.add_argument("--output", type=Path, help="the HTML file (default: the source's name with .html, beside it)")
-    parser.add_argument("--runs", nargs="+", metavar="N", help="one or two runs of the results, by number (default: newest)")
+    parser.add_argument(
+        "--runs", nargs="+", metavar="N", help="one or two runs of the results, by number (default: newest)"
+    )
     parser.add_argument("--evaluator", help="whose scores are ranked and drawn first (default: the first of the log)")
     parser.add_argument("--title", help="title of the page (default: the source's name)")
     parser.add_argument("--dialogues", type=int, default=2_000, help="dialogues shown whole at most (default 2000)")
@@ -77,8 +82,8 @@ def _wanted(arguments: argparse.Namespace) -> list[tuple[Path, str | None]]:
         paths *= len(numbers)
     if len(paths) > 2 or len(numbers) not in (0, len(paths)):
         raise ConfigError(
-            f"{len(paths)} sources and {len(numbers)} runs; a report shows one, or two side by side (two folders, or one "
-            "folder and --runs A B)"
+            f"{len(paths)} sources and {len(numbers)} runs; a report shows one, or two side by side (two folders, or "
+            "one folder and --runs A B)"
         )
     return list(zip(paths, numbers or [None] * len(paths), strict=True))
 

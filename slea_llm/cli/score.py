@@ -1,8 +1,8 @@
 """Score every step of logged dialogues: a number and a reason each, by rules, or by the evaluators that you name.
 
-`slea score mylogs.jsonl` is enough for a first look: it cuts each reply into steps, scores them by general rules, prints
-what stands out and writes everything into the folder `mylogs.scores`. Every run adds to that folder and changes nothing
-in it. `slea report mylogs.scores` then makes one HTML file of it. docs/scoring.md is a guide.
+`slea score mylogs.jsonl` is enough for a first look: it cuts each reply into steps, scores them by general rules,
+prints what stands out and writes everything into the folder `mylogs.scores`. Every run adds to that folder and changes
+nothing in it. `slea report mylogs.scores` then makes one HTML file of it. docs/scoring.md is a guide.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _changed(recipe: ScoringRecipe, changes: Sequence[str]) -> ScoringRecipe:
 
 
 def _streams(recipe: ScoringRecipe) -> dict[str, Any]:
-    """The outcome as it is, and the scores, which are hints, at a weight of 0.3; without a critic nothing is discounted."""
+    """The outcome, and the scores, which are hints, at a weight of 0.3; without a critic nothing is discounted."""
     from slea_llm.settings import StreamSettings
 
     scores = tuple(spec.name for spec in recipe.evaluators) + tuple(spec.name for spec in recipe.augmenters)
@@ -332,7 +332,7 @@ def _compare_runs(folder: Path, first: str, second: str) -> bool:
 
 
 def _compared(one: ScoreRun, other: ScoreRun, first: str | None = None, second: str | None = None) -> Iterable[str]:
-    """Lines on two evaluators of one run, or on the evaluators of two runs: those of one name, else the first of each."""
+    """Two evaluators of one run, or the evaluators of two runs: those of one name, else the first of each."""
     from slea_llm.comparison import compare
 
     if first is not None and second is not None:

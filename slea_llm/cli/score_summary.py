@@ -80,7 +80,8 @@ class ScoreSummary:
     def _hand_lines(self) -> Iterator[str]:
         if self._annotations is None:
             return
-        yield f"{self._annotations.count} labels and overrides of {self._annotations.name}; {self._overridden} scores replaced"
+        file = self._annotations
+        yield f"{file.count} labels and overrides of {file.name}; {self._overridden} scores replaced"
         if (strangers := self._annotations.unknown(one.id for one in self._facts)) is not None:
             yield f"warning: {strangers}"
         for name, pairs in self._labels.items():

@@ -28,10 +28,10 @@ class Rules:
     """A first look at any log: what repeats, what fails, what passes over an answer; everything else is neutral.
 
     The rules see what was said, what was called and what came back, and nothing of the task: they find steps that are
-    wasted or go wrong by the look of them, not steps that are wrong in the matter. Scores are in [-1, 1]. The first that
-    applies decides: an empty step; a call that cannot be read; a call made before with the same answer; a call that was
-    answered with an error; a step that repeats an earlier one; a reply that passes over what it was told; a call that
-    brought a result.
+    wasted or go wrong by the look of them, not steps that are wrong in the matter. Scores are in [-1, 1]. The first rule
+    that applies decides: an empty step; a call that cannot be read; a call made before with the same answer; a call
+    that was answered with an error; a step that repeats an earlier one; a reply that takes up nothing of what it was
+    told; a call that brought a result.
     """
 
     name: ClassVar[str] = "rules"
@@ -48,7 +48,7 @@ class Rules:
         repeats: float = -0.5
         """A reply or thought that shares 0.6 of its content words with one of an earlier turn."""
         ignores: float = -0.3
-        """A reply that asks for what the last answer has told, or takes up no word of it."""
+        """A reply none of whose steps takes up a content word of what user and tools said since the last one."""
         result: float = 0.2
         """A call that was answered without an error."""
 
@@ -76,9 +76,14 @@ class Rules:
         past = pasts(trajectory, [(leaf.turn, text) for leaf, text in zip(leaves, texts, strict=True)], self._words, {})
         answered = answers(trajectory, steps)
         calls: dict[str, str | None] = {}
+        spoken: dict[int, set[str]] = {}
+        for leaf, text in zip(leaves, texts, strict=True):
+            spoken.setdefault(leaf.turn, set()).update(self._words.content(text))
         said = []
         for leaf, text in zip(leaves, texts, strict=True):
-            rule, score, why = self._judge(leaf, text, Scene(text, past(leaf.turn), self._words), answered, calls)
+            scene = Scene(text, past(leaf.turn), self._words)
+            taken_up = bool(spoken[leaf.turn] & scene.past.content_now)
+            rule, score, why = self._judge(leaf, text, scene, answered, calls, taken_up=taken_up)
             said.append(word_on(leaf, self.name, self._version, score=score, rationale=why, parts={rule: score}))
         return tuple(said)
 
@@ -89,17 +94,21 @@ class Rules:
         scene: Scene,
         answered: dict[tuple[int, int], str | None],
         calls: dict[str, str | None],
+        *,
+        taken_up: bool,
     ) -> tuple[str, float, str]:
-        """Rule, score and rationale of one step; notes the call that it makes in `calls`."""
+        """Rule, score and rationale of one step; notes the call that it makes in `calls`.
+
+        `taken_up`: whether the whole reply that it is part of shares a content word with what came before it.
+        """
         if not text:
             return "empty", self.config.empty, "says nothing"
         if step.kind == "tool_call":
             return self._call(step, text, answered.get((step.turn, step.index)), calls)
-        features = scene.features
-        if features["repeats"]:
+        if scene.features["repeats"]:
             return "repeats", self.config.repeats, "says again what it has said before"
-        if step.kind == "reply" and features["ignores_feedback"]:
-            return "ignores", self.config.ignores, "passes over what it was just told"
+        if step.kind == "reply" and scene.past.answered and scene.past.content_now and not taken_up:
+            return "ignores", self.config.ignores, "the reply takes up no word of what it was just told"
         return "neutral", 0.0, "a thought" if step.kind == "thought" else "no rule speaks for or against it"
 
     def _call(self, step: Step, text: str, answer: str | None, calls: dict[str, str | None]) -> tuple[str, float, str]:

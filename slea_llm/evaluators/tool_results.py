@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from slea_llm.types import Step, Trajectory, leaf_steps
@@ -43,8 +44,8 @@ def answers(trajectory: Trajectory, steps: Sequence[Step]) -> dict[tuple[int, in
 def error_in(answer: str) -> str | None:
     """The first line of the error that an answer is, at most 120 characters; None when it is none.
 
-    An answer is an error when it says so itself: it begins with such a word, it is a JSON object with an error in it, or
-    it holds a traceback, an exit code other than 0 or what a shell says of a command that failed.
+    An answer is an error when it says so itself: it begins with such a word, is a JSON object with an error in it, or
+    holds a traceback, an exit code other than 0 or what a shell says of a command that failed.
     """
     text = answer.strip()
     if text.startswith("{"):
@@ -63,7 +64,7 @@ def _heard(trajectory: Trajectory) -> dict[int, list[str]]:
     """Turn index -> the tool messages that follow its reply."""
     found: dict[int, list[str]] = {}
     turns = trajectory.turns
-    for turn, following in zip(turns, turns[1:], strict=False):
+    for turn, following in pairwise(turns):
         found[turn.index] = [message.content for message in following.context if message.role == "tool"]
     if turns:
         found[turns[-1].index] = [message.content for message in trajectory.closing if message.role == "tool"] + [

@@ -1,4 +1,4 @@
-"""The dialogues of a report: a row of numbers for each, and for as many as there is room for every step with its text."""
+"""The dialogues of a report: numbers of each, and every step with its text of as many as there is room for."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
             for one in reviews
             if one.place in where
         ],
-        "trend": None if (trend := length_trend(first.facts)) is None else [trend.correlation, trend.n, trend.suspicious],
+        "trend": None
+        if (trend := length_trend(first.facts)) is None
+        else [trend.correlation, trend.n, trend.suspicious],
         "patterns": _mended(first.patterns.tables(), where, mend),
         "patterns_left_out": first.patterns.left_out,
         "harms": [[where.get(place, -1), *rest] for place, *rest in first.harms],

@@ -48,9 +48,7 @@ def mender(*, personal: bool = False, patterns: Iterable[re.Pattern[str]] = ()) 
     return mend
 
 
-def make(
-    sources: Sequence[Source], *, evaluator: str | None, title: str, made: str, mend: Mend, dialogues: int
-) -> str:
+def make(sources: Sequence[Source], *, evaluator: str | None, title: str, made: str, mend: Mend, dialogues: int) -> str:
     """The report of one source, or of two side by side, as HTML of at most MOST_BYTES.
 
     `made` is the time that it names. Where the data are too large, fewer dialogues are shown whole and the page says

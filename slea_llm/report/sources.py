@@ -100,9 +100,7 @@ def _training(folder: Path) -> Source:
         for log in logs:
             yield from ((one, None) for one in read_scored(log))
 
-    return Source(
-        name=folder.resolve().name, read=read, metrics=metrics, evaluations=_lines(folder / EVALUATIONS)
-    )
+    return Source(name=folder.resolve().name, read=read, metrics=metrics, evaluations=_lines(folder / EVALUATIONS))
 
 
 def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:

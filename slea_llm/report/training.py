@@ -120,7 +120,9 @@ def _flat_success(curves: Mapping[str, Curve]) -> list[Alarm]:
             rise = _mean(curve[-WINDOW:]) - _mean(curve[:WINDOW])
             if len(curve) >= 4 * WINDOW and rise > 0.1 and gain < 0.02:
                 found.append(
-                    Alarm(name, curve[-WINDOW][0], f"its share of the rewards rose by {rise:.2f}, success by {gain:+.3f}")
+                    Alarm(
+                        name, curve[-WINDOW][0], f"its share of the rewards rose by {rise:.2f}, success by {gain:+.3f}"
+                    )
                 )
     return found
 

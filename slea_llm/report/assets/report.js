@@ -21,14 +21,14 @@
     return node;
   }
   const fixed = (value, digits = 2) => value === null || value === undefined ? "\u2013" : value.toFixed(digits);
-  const signed = (value, digits = 2) => value === null || value === undefined ? "\u2013" : (value >= 0 ? "+" : "\u2212") + Math.abs(value).toFixed(digits);
+  const signed = (value, digits = 2) => value === null || value === undefined ? "\u2013" : (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(digits);
   const percent = (value) => value === null || value === undefined ? "\u2013" : (100 * value).toFixed(1) + " %";
   const count = (value) => value.toLocaleString("en-GB");
   const set = () => data.sets[state.set];
   const endOf = (row) => row[END] === "error" ? "broken" : row[WON] === true ? "success" : row[WON] === false ? "failure" : "unknown";
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   function shade(value, most) {
-    if (value === null || value === undefined) return "transparent";
+    if (!value) return "transparent";
     const strength = Math.min(1, Math.abs(value) / (most || 1));
     return `rgba(${colour(value < 0 ? "--bad-rgb" : "--good-rgb")},${(0.08 + 0.62 * strength).toFixed(3)})`;
   }
@@ -182,7 +182,7 @@
       const row = one.rows[at];
       const pick = () => { state.row = at; for (const other of pane.parentNode.querySelectorAll("tr.at")) other.classList.remove("at"); line.classList.add("at"); show(one, pane, at); };
       const line = el("tr", { class: "pick" + (at === state.row ? " at" : ""), tabindex: "0", onclick: pick, onkeydown: (event) => { if (event.key === "Enter") pick(); } },
-        el("td", {}, row[ID], row[TASK] ? el("div", { class: "muted" }, row[TASK]) : null), el("td", {}, el("span", { class: "tag " + endOf(row) }, endOf(row) === "failure" ? row[END] : endOf(row))),
+        el("td", {}, row[ID], row[TASK] && !row[ID].startsWith(row[TASK].split("/").pop()) ? el("div", { class: "muted" }, row[TASK]) : null), el("td", {}, el("span", { class: "tag " + endOf(row) }, endOf(row) === "failure" ? row[END] : endOf(row))),
         cell(row[TURNS], true), cell(row[STEPS], true), cell(row[REPEATS] || "", true), cell(row[ERRORS] || "", true), cell(signed(row[MEAN]), true), cell(signed(row[LOW]), true));
       return line;
     });
