@@ -4,7 +4,8 @@
 
 DATA holds labels/tau_first_wrong_write.json (failures with the turn of their first wrong database write) and the log
 that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dialogues of *other* tasks (folds by task) and
-never see a label; a turn's score is the lowest of its steps'. Reciprocal ranks are means over the order of ties,
+never see a label; a turn's score is the lowest of its steps'.
+Reciprocal ranks are means over the order of ties,
 intervals are of 5000 bootstrap draws over tasks. Beside them what needs no judgement: chance, later turns first, and
 turns that call a tool which writes, in order.
 """
@@ -22,19 +23,36 @@ import numpy as np
 from common import table
 
 from slea_llm import registry
+from slea_llm.encoders import load_encoder
 from slea_llm.evaluators import counterfactual, hindsight, return_decomposition
 from slea_llm.evaluators.counterfactual import CounterfactualPrediction
 from slea_llm.evaluators.hindsight import HindsightEvaluator
 from slea_llm.evaluators.return_decomposition import ReturnDecomposition
+from slea_llm.evaluators.reward_model import RewardModel
 from slea_llm.evaluators.ridge import fold_of
 from slea_llm.evaluators.rules import Rules
+from slea_llm.fitting import labels
+from slea_llm.fitting.evaluator import FitSettings, fit_evaluator
+from slea_llm.fitting.evaluator import FittedEvaluator as FittedReward
 from slea_llm.interfaces import StepEvaluator
 from slea_llm.logs.reading import LogReader
 from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredTrajectory
 
 FOLDS = 5
+
+
+def fit_reward_model(data: Sequence[ScoredTrajectory], *, seed: int) -> FittedReward:
+    """The reward model of `slea fit-evaluator`, on the outcome of every dialogue as the label of its steps."""
+    found = [label for one in data for label in labels.outcome_labels(one.trajectory, one.steps)]
+    parsed = [(one.trajectory, one.steps) for one in data]
+    rows = labels.examples(parsed, found, load_encoder(ENCODER), "apart")
+    return fit_evaluator(rows, found, encoder=ENCODER, encoding="apart", settings=FitSettings(folds=2), seed=seed)
+
+
+ENCODER = "use-multilingual"
 FITTED: Mapping[str, tuple[Callable[..., Any], Any]] = {
+    "reward_model": (fit_reward_model, RewardModel),
     "return_decomposition": (return_decomposition.fit, ReturnDecomposition),
     "hindsight": (hindsight.fit, HindsightEvaluator),
     "counterfactual_prediction": (counterfactual.fit_prediction, CounterfactualPrediction),
@@ -78,9 +96,9 @@ def main() -> None:
 
 
 def read_cases(path: Path, scored: Sequence[ScoredTrajectory]) -> list[Case]:
-    labels = json.loads(path.read_text("utf-8"))["trajectories"]
+    rows = json.loads(path.read_text("utf-8"))["trajectories"]
     by_trial = {trial_of(one): one for one in scored}
-    return [Case(row, by_trial[str(row["task_id"]), str(row["trial"])]) for row in labels]
+    return [Case(row, by_trial[str(row["task_id"]), str(row["trial"])]) for row in rows]
 
 
 def trial_of(one: ScoredTrajectory) -> tuple[str, str]:
