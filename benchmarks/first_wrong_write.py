@@ -3,9 +3,8 @@
     python benchmarks/first_wrong_write.py DATA
 
 DATA holds labels/tau_first_wrong_write.json (failures with the turn of their first wrong database write) and the log
-that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dialogues of *other* tasks (folds by task) and
-never see a label; a turn's score is the lowest of its steps'.
-Reciprocal ranks are means over the order of ties,
+that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dialogues of *other* tasks (folds by task)
+and never see a label; a turn's score is the lowest of its steps'. Reciprocal ranks are means over the order of ties,
 intervals are of 5000 bootstrap draws over tasks. Beside them what needs no judgement: chance, later turns first, and
 turns that call a tool which writes, in order.
 """

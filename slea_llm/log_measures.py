@@ -34,8 +34,8 @@ class Facts:
     """The numbers of one dialogue. `success` None: the log does not say. Steps are leaf steps.
 
     `repeats` counts steps whose text the agent has written before; `calls`, `tool_errors` count calls and those that
-    were answered with an error; `scores` are those of the evaluator asked about, None where it gave none. `first_harm` is
-    the first step that does harm in a dialogue that did not succeed.
+    were answered with an error; `scores` are those of the evaluator asked about, None where it gave none. `first_harm`
+    is the first step that does harm in a dialogue that did not succeed.
     """
 
     id: str

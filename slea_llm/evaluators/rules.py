@@ -28,10 +28,10 @@ class Rules:
     """A first look at any log: what repeats, what fails, what passes over an answer; everything else is neutral.
 
     The rules see what was said, what was called and what came back, and nothing of the task: they find steps that are
-    wasted or go wrong by the look of them, not steps that are wrong in the matter. Scores are in [-1, 1]. The first rule
-    that applies decides: an empty step; a call that cannot be read; a call made before with the same answer; a call
-    that was answered with an error; a step that repeats an earlier one; a reply that takes up nothing of what it was
-    told; a call that brought a result.
+    wasted or go wrong by the look of them, not steps that are wrong in the matter. Scores are in [-1, 1]. The first
+    rule that applies decides: an empty step; a call that cannot be read; a call made before with the same answer; a
+    call that was answered with an error; a step that repeats an earlier one; a reply that takes up nothing of what it
+    was told; a call that brought a result.
     """
 
     name: ClassVar[str] = "rules"

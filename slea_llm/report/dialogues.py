@@ -71,11 +71,11 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
     return {
         "name": mend(source.name),
         "facts": json.loads(mend(json.dumps(source.facts, ensure_ascii=False))),
-        "evaluator": first.evaluator,
+        "evaluator": None if first.evaluator is None else mend(first.evaluator),
         "evaluators": [
             {
-                "name": name,
-                "version": one.version,
+                "name": mend(name),
+                "version": mend(one.version),
                 "scored": one.scored,
                 "unscored": one.unscored,
                 "mean": one.total / one.scored if one.scored else None,
@@ -98,7 +98,7 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
         "patterns": _mended(first.patterns.tables(), where, mend),
         "patterns_left_out": first.patterns.left_out,
         "harms": [[where.get(place, -1), *rest] for place, *rest in first.harms],
-        "harm_acts": first.harm_acts.most_common(40),
+        "harm_acts": [[mend(act), count] for act, count in first.harm_acts.most_common(40)],
         "plots": plots(first.facts),
     }
 
@@ -138,7 +138,9 @@ class _First:
                 self.harm_acts[act_of(step)] += 1
                 if len(self.harms) < MOST_HARMS:
                     shown = [self._mend(_clipped(step.text, 240)), self._mend(_clipped(words[key].rationale, 240))]
-                    self.harms.append([place, step.turn, step.index, act_of(step), words[key].score, *shown])
+                    self.harms.append(
+                        [place, step.turn, step.index, self._mend(act_of(step)), words[key].score, *shown]
+                    )
 
 
 def measures(found: LogMeasures) -> dict[str, Any]:
@@ -215,7 +217,10 @@ def _wanted(found: Sequence[Facts], reviews: Sequence[Review], most: int) -> lis
     """
     first = [one.place for one in reviews]
     rest = set(range(len(found))) - set(first)
-    drawn = sorted(rest, key=lambda place: (zlib.crc32((found[place].group or found[place].id).encode()), place))
+    drawn = sorted(
+        rest,
+        key=lambda place: (zlib.crc32((found[place].group or found[place].id).encode("utf-8", "surrogatepass")), place),
+    )
     return (first + drawn)[:most]
 
 
@@ -272,7 +277,7 @@ def _details(
             texts[place] = json.dumps(_detail(scored, mend, evaluators), ensure_ascii=False, separators=(",", ":"))
     kept, left = set(), limits.text_bytes
     for place in sorted(texts, key=rank.__getitem__):
-        size = len(texts[place].encode("utf-8", "replace"))
+        size = len(texts[place].encode())  # mended: no half character is left
         if size <= left:
             kept.add(place)
             left -= size
@@ -297,7 +302,7 @@ def _detail(one: Scored, mend: Mend, evaluators: Sequence[str]) -> dict[str, Any
             [
                 step.index,
                 step.kind,
-                act_of(step),
+                mend(act_of(step)),
                 _shown(step.text, mend),
                 [None if word is None else _word(word, mend) for word in said],
                 advantages.get(key),

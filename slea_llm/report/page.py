@@ -12,7 +12,6 @@ from typing import Any
 
 import jinja2
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
 
 from slea_llm import __version__
 from slea_llm.redaction import REDACTED, environment_secrets, redact_text
@@ -91,9 +90,9 @@ def render(*, title: str, data: Mapping[str, Any]) -> str:
     return template.render(
         title=title,
         policy=policy,
-        charts=Markup(charts),  # noqa: S704  our own files, hashed above
-        script=Markup(script),  # noqa: S704
-        style=Markup(style),  # noqa: S704
+        charts=charts,
+        script=script,
+        style=style,
         data=htmlsafe_json_dumps(data, dumps=_dumps),
     )
 

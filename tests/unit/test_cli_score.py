@@ -121,7 +121,9 @@ def test_a_log_that_is_not_there_names_the_nearest(log: Path, capsys: pytest.Cap
     assert "did you mean 'mine.jsonl'?" in capsys.readouterr().err
 
 
-def test_labels_and_overrides_are_read_and_measured(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_and_overrides_are_read_and_measured(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
         {"trajectory": "d0.1", "turn": 1, "step": 0, "label": 0, "by": "ada"},
         {"trajectory": "d0.1", "turn": 0, "step": 0, "label": 1, "by": "ada"},
@@ -158,7 +160,9 @@ def test_a_recipe_of_the_scoring_sections_alone_is_enough(log: Path, tmp_path: P
     assert next(iter(run.read())).scores[0].score == 0.5
 
 
-def test_ids_that_are_paths_touch_nothing_outside_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_that_are_paths_touch_nothing_outside_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     inside = tmp_path / "in"
     inside.mkdir()
     log = inside / "a.jsonl"

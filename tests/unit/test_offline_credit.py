@@ -33,7 +33,9 @@ def test_each_leaf_step_is_one_token_and_the_steps_tile_the_turns() -> None:
 
 def test_the_outcome_against_the_mean_of_the_task() -> None:
     won, lost, alone = scored(
-        booking("a", success=True, task="t"), booking("b", success=False, task="t"), booking("c", success=True, task="u")
+        booking("a", success=True, task="t"),
+        booking("b", success=False, task="t"),
+        booking("c", success=True, task="u"),
     )
     found = step_credit(crediting(), [won, lost, alone])
     assert found[0].advantages == pytest.approx([0.5] * len(won.leaves()))

@@ -1,4 +1,4 @@
-"""General rules: each fires where it should, the first that applies decides, and a log without answers costs nothing."""
+"""General rules: each fires where it should, the first that applies decides, what is not in the log costs nothing."""
 
 from __future__ import annotations
 
