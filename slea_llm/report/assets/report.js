@@ -246,7 +246,7 @@
     const node = el("div", { class: "step" + (harm ? " harm" : ""), tabindex: "-1" }, el("div", { class: "kind" }, `step ${index}, ${act}` + (harm ? ", first harmful step" : "")), el("div", { class: "text" }, marked(text)), why);
     node.dataset.value = value === null || value === undefined ? "" : String(value);
     node.style.backgroundColor = shade(value, 2.2 * most);
-    node.style.borderLeftColor = shade(value, most);
+    if (value) node.style.borderLeftColor = shade(value, most);
     return node;
   }
   function jump(node) { for (const other of main.querySelectorAll(".step.at")) other.classList.remove("at"); node.classList.add("at"); node.scrollIntoView({ block: "center" }); node.focus({ preventScroll: true }); }
