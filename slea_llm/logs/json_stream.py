@@ -154,11 +154,11 @@ class JsonStream:
             for match in _STRUCTURE.finditer(self._text, self._at):
                 mark = match[0]
                 depth += (mark in "[{") - (mark in "]}")
-                if depth < 0 or (depth == 0 and mark == ","):
+                if (depth < 0 and mark == "]") or (depth == 0 and mark == ","):
                     self._at = match.start()
                     return True
-                end = match.end()
-            self._at = max(end, len(self._text) - CHUNK) if self._ended else end
+                depth, end = max(depth, 0), match.end()
+            self._at = end
             if not self._more():
                 self._at = len(self._text)
                 return False

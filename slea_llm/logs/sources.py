@@ -97,8 +97,9 @@ def _form(head: bytes, suffix: str) -> Form:
     following = rest.lstrip()
     if whole:
         return "lines" if following or first.lstrip().startswith(b"{") else "document"
-    broken_first_line = first.strip() not in (b"{", b"[") and following.startswith((b"{", b"["))
-    return "lines" if broken_first_line and rest[:1] not in (b" ", b"\t") else "document"
+    if first.strip() in (b"{", b"[", b"[{") or rest[:1] in (b" ", b"\t"):
+        return "document"
+    return "lines" if suffix in LINE_SUFFIXES or following.startswith((b"{", b"[")) else "document"
 
 
 def _is_json(line: bytes) -> bool:
