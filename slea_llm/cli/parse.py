@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slea_llm.cli.output import say
-from slea_llm.cli.score import add_reading, read_logs
+from slea_llm.cli.score import add_reading
 from slea_llm.errors import ConfigError
 from slea_llm.types import Step, Turn
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log",
         type=Path,
-        help="log of any known format, text (.txt, .md), list of texts (.json: strings, objects with `text`), or folder",
+        help="log of any known format, text (.txt, .md), list of texts (.json: strings, objects with text), or folder",
     )
     parser.add_argument("--recipe", type=Path, help="recipe whose parser is reported, beside those of --parsers")
     parser.add_argument(
@@ -78,7 +79,7 @@ def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -
 
     A `.json` file that is a log of a known format is read as one. With `format` everything is read as such a log.
     """
-    from slea_llm.logs.reading import is_log
+    from slea_llm.logs.reading import LogReader, is_log
 
     if path.is_dir() and format is None:
         files = sorted(p for p in path.iterdir() if p.suffix in (*TEXT_SUFFIXES, ".json", ".jsonl"))
@@ -91,8 +92,11 @@ def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -
     elif path.suffix == ".json" and format is None and not is_log(path, besides=TEXT_FORMATS):
         yield from _listed(path)
     else:
-        logs = read_logs(path, format=format, strict=strict)
-        yield from ((trajectory.id, turn) for trajectory in logs for turn in trajectory.turns)
+        reader = LogReader(path, format=format, strict=strict)
+        yield from ((trajectory.id, turn) for trajectory in reader for turn in trajectory.turns)
+        if reader.fault_count:
+            for line in reader.lines():
+                sys.stderr.write(line + "\n")
 
 
 def _listed(path: Path) -> Iterator[tuple[str, Turn]]:

@@ -65,11 +65,11 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="end at the first record that cannot be read")
 
 
-def read_logs(path: Path, *, format: str | None = None, strict: bool = False) -> Iterator[Trajectory]:
+def read_logs(path: Path) -> Iterator[Trajectory]:
     """The dialogues of a log or a folder; what was not read is said on standard error."""
     from slea_llm.logs.reading import LogReader
 
-    reader = LogReader(path, format=format, strict=strict)
+    reader = LogReader(path)
     yield from reader
     if reader.fault_count:
         for line in reader.lines():

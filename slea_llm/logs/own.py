@@ -18,7 +18,7 @@ _SCORED_KEYS = frozenset({"trajectory", "steps", "scores", "parser"})
 
 
 class OwnLog(JsonFormat):
-    """Logs that `slea` wrote. What an earlier scoring said is left behind; a damaged line is an error."""
+    """Logs that `slea` wrote. What an earlier scoring said is left behind; a wrong checksum is a fault."""
 
     name: ClassVar[str] = "slea"
 
@@ -39,7 +39,7 @@ class OwnLog(JsonFormat):
             return ()
         scored = "trajectory" in value
         try:
-            if record.raw is not None:
+            if record.raw is not None and "crc32" in value:
                 form = SCORED if scored else TRAJECTORIES
                 found = form.read_line(record.file, record.line, record.raw)
                 return (found if isinstance(found, Trajectory) else found.trajectory,)
@@ -52,7 +52,7 @@ class OwnLog(JsonFormat):
 
 
 def _typed(trajectory: Trajectory) -> Trajectory:
-    """The trajectory of a record without a checksum, which anybody may have written. Raises TypeError for other types."""
+    """The trajectory of a record without a checksum, which anybody may have written. Raises TypeError if it is odd."""
     texts = [trajectory.id, trajectory.environment, trajectory.error or ""]
     objects: list[Any] = [trajectory.task, trajectory.provenance]
     numbers: list[Any] = [trajectory.seed, trajectory.policy_version]

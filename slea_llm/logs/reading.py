@@ -35,7 +35,8 @@ _NUMBERS = re.compile(r"\[\d+\]")
 class LogReader:
     """The trajectories of log files and folders, in order; iterate once, then read the counts.
 
-    `format` names a format of the registry, else each record's is found by its content. With `strict` the first fault
+    `format` names a format of the registry, else each record's is found by its content: by ours in the order of the
+    registry, then by those of other packages. With `strict` the first fault
     raises StorageError. An id that was met before gets `#` and the number of its record; the id as written is kept in
     `provenance["id_written"]`. Memory is that of the longest record, not of the file.
     """
@@ -43,9 +44,10 @@ class LogReader:
     def __init__(self, *paths: Path | str, format: str | None = None, strict: bool = False) -> None:
         self._paths = [Path(path) for path in paths]
         self._strict = strict
-        known = registry.names("log_format")
-        self.formats: list[Any] = [_make(name, known) for name in ([format] if format else known)]
+        known = registry.ROWS["log_format"]
+        self.formats: list[Any] = [_make(name, known) for name in known] if format is None else [_make(format)]
         self._forced = format is not None
+        self._others: list[Any] | None = None
         self._seen = _SeenIds()
         self._file_name = ""
         self._headers = 0
@@ -91,19 +93,15 @@ class LogReader:
 
     def _file(self, path: Path) -> Iterator[Trajectory]:
         self._file_name = str(path)
-        before = self.records + self._headers
         try:
             yield from self._read(path, *sources.form_of(path))
-            if self.records + self._headers == before:
-                raise StorageError(f"{path} holds no record")
         except StorageError as error:
             if self._strict:
                 raise
             self._fault(Fault(file=str(path), line=None, record=None, reason=str(error).removeprefix(f"{path} ")))
 
     def _read(self, path: Path, form: sources.Form, head: bytes) -> Iterator[Trajectory]:
-        if form == "empty":
-            raise StorageError(f"{path} is empty")
+        before = self.records + self._headers
         if form == "zip":
             yield from self._archive(path)
         elif form == "text":
@@ -115,6 +113,8 @@ class LogReader:
                     self._fault(item)
                 else:
                     yield from self._record(item)
+        if self.records + self._headers == before:
+            raise StorageError(f"{path} {'is empty' if form == 'empty' else 'holds no record'}")
 
     def raw_records(self, path: Path, form: sources.Form) -> Iterator[LogRecord | Fault]:
         """The JSON records of a file, whatever their format, and what is not JSON."""
@@ -251,7 +251,17 @@ class LogReader:
     def _format_of(self, value: Any) -> Any:
         if self._forced:
             return self.formats[0]
-        return next((one for one in self.formats if one.recognises(value)), _NO_FORMAT)
+        found = next((one for one in self.formats if one.recognises(value)), None)
+        if found is None:
+            found = next((one for one in self._third_parties() if one.recognises(value)), _NO_FORMAT)
+        return found
+
+    def _third_parties(self) -> list[Any]:
+        """Formats of other packages, searched for only when a record is of none of ours: the search takes a while."""
+        if self._others is None:
+            known = registry.names("log_format")
+            self._others = [_make(name, known) for name in known if name not in registry.ROWS["log_format"]]
+        return self._others
 
     def _counted(self, trajectory: Trajectory, name: str, record: LogRecord) -> Trajectory:
         self.trajectories += 1
@@ -320,7 +330,7 @@ class _NoFormat:
 _NO_FORMAT = _NoFormat()
 
 
-def _make(name: str, known: Mapping[str, str]) -> Any:
+def _make(name: str, known: Mapping[str, str] | None = None) -> Any:
     found = registry.load("log_format", name, known)
     return found(found.Config())
 
