@@ -177,10 +177,7 @@ def test_atif_takes_copied_steps_as_context(tmp_path: Path) -> None:
     assert shape(found) == [
         ("user", "List."),
         ("assistant", "Earlier."),
-        (
-            "reply",
-            f"<think>ls does it.</think>\nI list.\n{call('bash', json.dumps({'keystrokes': chr(108) + 's' + chr(10)}))}",
-        ),
+        ("reply", f"<think>ls does it.</think>\nI list.\n{listing}"),
         ("tool", "a.py"),
     ]
     assert found.id == "session-1"
