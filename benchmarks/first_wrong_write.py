@@ -3,10 +3,10 @@
     python benchmarks/first_wrong_write.py DATA
 
 DATA holds labels/tau_first_wrong_write.json (failures with the turn of their first wrong database write) and the log
-that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dialogues of *other* tasks (folds by task)
-and never see a label; a turn's score is the lowest of its steps'. Reciprocal ranks are means over the order of ties,
-intervals are of 5000 bootstrap draws over tasks. Beside them what needs no judgement: chance, later turns first, and
-turns that call a tool which writes, in order.
+that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dialogues of other tasks (or, with
+`--held-out dialogue`, of other dialogues) and never see a label; a turn's score is the lowest of its steps'. Reciprocal
+ranks are means over the order of ties, intervals are of 5000 bootstrap draws over tasks. Beside them what needs no
+judgement: chance, later turns first, and turns that call a tool which writes, in order.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--parser", default="tagged", help="tagged: a reply or a call is one step; auto: sentences")
+    parser.add_argument(
+        "--held-out",
+        choices=["task", "dialogue"],
+        default="task",
+        help="whether the fit sees other trials of the task (default: it does not)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     cutter = registry.load("parser", arguments.parser)
@@ -89,7 +95,9 @@ def main() -> None:
         ["rules", *shown(cases, [turn_scores(case.scored, Rules(Rules.Config())) for case in cases])],
     ]
     for name, (fit, cls) in FITTED.items():
-        rows.append([name, *shown(cases, held_out(cases, scored, fit, cls, seed=arguments.seed))])
+        rows.append(
+            [name, *shown(cases, held_out(cases, scored, fit, cls, by=arguments.held_out, seed=arguments.seed))]
+        )
     print(f"{len(cases)} failures of {len({case.task for case in cases})} tasks, {len(scored)} dialogues in the log")
     print(table(["order of the turns", "mean reciprocal rank", "95 %", "over chance", "over later first"], rows))
 
@@ -107,13 +115,23 @@ def trial_of(one: ScoredTrajectory) -> tuple[str, str]:
 
 
 def held_out(
-    cases: Sequence[Case], scored: Sequence[ScoredTrajectory], fit: Callable[..., Any], cls: Any, *, seed: int
+    cases: Sequence[Case],
+    scored: Sequence[ScoredTrajectory],
+    fit: Callable[..., Any],
+    cls: Any,
+    *,
+    by: str,
+    seed: int,
 ) -> list[np.ndarray]:
-    """Scores of the turns of every case by an evaluator that was fitted on dialogues of other tasks."""
+    """Scores of the turns of every case by an evaluator fitted on dialogues of other tasks, or on other dialogues."""
+
+    def fold_of_one(one: ScoredTrajectory) -> int:
+        return fold_of(trial_of(one)[0] if by == "task" else one.trajectory.id, folds=FOLDS, seed=seed)
+
     found: dict[int, np.ndarray] = {}
     for fold in range(FOLDS):
-        rest = [one for one in scored if fold_of(trial_of(one)[0], folds=FOLDS, seed=seed) != fold]
-        held = [place for place, case in enumerate(cases) if fold_of(case.task, folds=FOLDS, seed=seed) == fold]
+        rest = [one for one in scored if fold_of_one(one) != fold]
+        held = [place for place, case in enumerate(cases) if fold_of_one(case.scored) == fold]
         if not held:
             continue
         with tempfile.TemporaryDirectory() as folder:

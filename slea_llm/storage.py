@@ -240,7 +240,7 @@ class LogFormat(Generic[R]):
             for flag in value.pop("flags", ()):
                 log.warning("%s, line %d was mended when it was written: %s", path, number, flag)
             return self.decode(value)
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError, KeyError) as error:
             raise StorageError(f"{path}, line {number}: not a record of {self.name}: {error}") from error
 
     def read_line(self, path: Path | str, number: int, raw: bytes) -> R:

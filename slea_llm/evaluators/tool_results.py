@@ -24,7 +24,7 @@ _HOLDS = re.compile(
     r"\bHTTP(?:/\d\.\d)? [45]\d\d\b",
     re.IGNORECASE,
 )
-_NOTHING = (None, False, 0, "", [], {}, "none", "null", "ok", "success")
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "null", "ok", "success")
 
 
 def answers(trajectory: Trajectory, steps: Sequence[Step]) -> dict[tuple[int, int], str | None]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from slea_llm.logs.chat import add_message, add_messages
 from slea_llm.logs.facts import facts_of
-from slea_llm.logs.fields import content_text, has_list, optional_mapping, optional_text, sequence
+from slea_llm.logs.fields import content_text, has_list, name_text, optional_mapping, optional_text, sequence
 from slea_llm.logs.formats import JsonFormat, LogRecord
 from slea_llm.logs.transcript import Transcript
 from slea_llm.types import Trajectory
@@ -60,7 +60,9 @@ def _is_request(value: Mapping[str, Any]) -> bool:
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         for block in message["content"]
     ]
-    return any(isinstance(block, dict) and block.get("type") in BLOCKS and "value" not in block for block in blocks)
+    return any(
+        isinstance(block, dict) and name_text(block.get("type")) in BLOCKS and "value" not in block for block in blocks
+    )
 
 
 def _has_schema(tools: Any) -> bool:

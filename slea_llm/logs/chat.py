@@ -12,6 +12,7 @@ from slea_llm.logs.fields import (
     first_text,
     mapping,
     name_text,
+    optional_mapping,
     optional_text,
     result_text,
     role_of,
@@ -63,7 +64,7 @@ def _tool_results_said(transcript: Transcript, blocks: list[Any], what: str) -> 
     """Say the tool results among the blocks of a user's message, as they stand; the blocks that are left after them."""
     waiting: list[Any] = []
     for block in blocks:
-        if not (isinstance(block, Mapping) and block.get("type") in RESULT_BLOCKS):
+        if name_text(optional_mapping(block).get("type")) not in RESULT_BLOCKS:
             waiting.append(block)
             continue
         if waiting:
@@ -114,7 +115,7 @@ def reply_parts(message: Mapping[str, Any], content: Any, what: str, flags: list
 
 def block_parts(block: Any, what: str, flags: list[str]) -> list[Part]:
     """The parts of one typed block of a reply."""
-    kind = block.get("type") if isinstance(block, Mapping) else None
+    kind = name_text(optional_mapping(block).get("type"))
     if kind in THOUGHT_BLOCKS:
         text = first_text(block, "thinking", "reasoning", "text", "value", "content", "summary")
         if text is None:

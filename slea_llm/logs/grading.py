@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slea_llm.logs.chat import add_message
-from slea_llm.logs.fields import mapping, optional_list, optional_mapping
+from slea_llm.logs.fields import mapping, name_text, optional_list, optional_mapping
 from slea_llm.logs.transcript import Transcript
 
 GRADER_KEYS = frozenset(
@@ -54,7 +54,7 @@ def residue(value: Any, gold: Sequence[Any] = (), *, also: Sequence[str] = (), *
 
 def split_replay(messages: Sequence[Any], gold: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The dialogue, and the gold actions that a grader replayed into its log after the user had ended it."""
-    names = {optional_mapping(action).get("name") for action in gold} - {None}
+    names = {name_text(optional_mapping(action).get("name")) for action in gold} - {""}
     for index, message in enumerate(messages):
         one = optional_mapping(message)
         content = one.get("content")
@@ -66,9 +66,9 @@ def split_replay(messages: Sequence[Any], gold: Sequence[Any]) -> tuple[Sequence
     return messages, ()
 
 
-def _called(message: Any) -> list[Any]:
+def _called(message: Any) -> list[str]:
     calls = optional_list(optional_mapping(message).get("tool_calls"))
-    return [optional_mapping(optional_mapping(call).get("function", call)).get("name") for call in calls]
+    return [name_text(optional_mapping(optional_mapping(call).get("function", call)).get("name")) for call in calls]
 
 
 def add_replay(transcript: Transcript, replay: Sequence[Any]) -> None:

@@ -21,6 +21,7 @@ NEAR_END = 16
 """An error this near to the end of what was read may go away when more is read: `-Infinity` has nine characters."""
 
 _BLANK = re.compile(r"[ \t\n\r\x00\ufeff]*")
+_NUMBER_END = re.compile(r"[-+.0-9eE]*")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -105,8 +106,8 @@ class JsonStream:
                 raise NotJsonError(f"not JSON: {error.msg} near {shown(place)}") from error
             except (RecursionError, ValueError) as error:
                 raise NotJsonError(f"not JSON that can be read: {shown(str(error))}") from error
-            if end == len(self._text) and not isinstance(value, str | list | dict) and self._more():
-                continue  # a number may go on
+            if not isinstance(value, str | list | dict) and _NUMBER_END.fullmatch(self._text, end) and self._more():
+                continue  # a number may go on, as 1 does in 1e5
             line, text = self.line, self._text[self._at : end]
             self._at = end
             return Decoded(*self._mended(value, text, line))
@@ -154,11 +155,11 @@ class JsonStream:
             for match in _STRUCTURE.finditer(self._text, self._at):
                 mark = match[0]
                 depth += (mark in "[{") - (mark in "]}")
-                if depth < 0 or (depth == 0 and mark == ","):
+                if (depth < 0 and mark == "]") or (depth == 0 and mark == ","):
                     self._at = match.start()
                     return True
-                end = match.end()
-            self._at = max(end, len(self._text) - CHUNK) if self._ended else end
+                depth, end = max(depth, 0), match.end()
+            self._at = end
             if not self._more():
                 self._at = len(self._text)
                 return False

@@ -87,7 +87,7 @@ class NemoGym(JsonFormat):
             known["task"] = {key: item for key, item in task.items() if key != "evaluation_criteria"}
         if (success := truth(value.get("success", info.get("success")))) is not None:
             known["success"] = success
-        used = ("responses_create_params", "response", "output", "input", "reward", "tools", "instructions", "result")
+        used = ("responses_create_params", "response", "output", "input", "tools", "instructions", "result")
         return facts_of(value, used, transcript.flags, **known)
 
     def _items(self, transcript: Transcript, items: Sequence[Any], what: str) -> None:
@@ -99,7 +99,7 @@ class NemoGym(JsonFormat):
                 self._item(transcript, mapping(item, here), here)
 
     def _item(self, transcript: Transcript, item: Mapping[str, Any], what: str) -> None:
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = name_text(item.get("type", "message" if "role" in item else None))
         if kind == "message":
             self._message(transcript, item, what)
         elif kind == "reasoning":

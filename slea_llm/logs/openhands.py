@@ -96,6 +96,8 @@ class OpenHands(JsonFormat):
                 text = content_text(arguments.get("content", one.get("message")), what, transcript.flags)
                 if text or name_text(one.get("action")) not in SILENT:
                     transcript.say("system" if role == "system" else "user", text)
+            elif (kind := name_text(one.get("action"))) in SILENT:
+                transcript.flags.append(f"an event {kind} of the agent is not kept")
             else:
                 response = _response_id(one)
                 if not response or response != open_response:
@@ -128,9 +130,6 @@ class OpenHands(JsonFormat):
             if kind == "finish" and call is not None:
                 parts.append(("call", call))
             return [part for part in parts if part[0] == "call" or part[1]]
-        if kind in SILENT:
-            flags.append(f"an event {kind} of the agent is not kept")
-            return []
         told: list[Part] = [("thought", thought)] if thought else []
         if kind == "think":
             return told

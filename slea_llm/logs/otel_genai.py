@@ -88,7 +88,7 @@ def _spans(value: Any) -> Iterator[Mapping[str, Any]]:
         for resource in sequence(value["resourceSpans"], "resourceSpans"):
             scopes = optional_mapping(resource)
             for scope in optional_list(scopes.get("scopeSpans", scopes.get("instrumentationLibrarySpans"))):
-                yield from _spans(optional_list(optional_mapping(scope).get("spans")))
+                yield from _spans(list(optional_list(optional_mapping(scope).get("spans"))))
     elif "spans" in value:
         yield from _spans(sequence(value["spans"], "spans"))
     else:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from slea_llm.logs import sources
 from slea_llm.logs.fields import shown
 from slea_llm.logs.formats import Fault, JsonFormat, LogRecord, RecordError, TextFormat
 from slea_llm.logs.json_stream import Decoded, JsonStream, NotJsonError
+from slea_llm.logs.own import OwnLog
 from slea_llm.storage import parse_json
 from slea_llm.types import Trajectory
 
@@ -34,7 +35,8 @@ _NUMBERS = re.compile(r"\[\d+\]")
 class LogReader:
     """The trajectories of log files and folders, in order; iterate once, then read the counts.
 
-    `format` names a format of the registry, else each record's is found by its content. With `strict` the first fault
+    `format` names a format of the registry, else each record's is found by its content: by ours in the order of the
+    registry, then by those of other packages. With `strict` the first fault
     raises StorageError. An id that was met before gets `#` and the number of its record; the id as written is kept in
     `provenance["id_written"]`. Memory is that of the longest record, not of the file.
     """
@@ -42,11 +44,13 @@ class LogReader:
     def __init__(self, *paths: Path | str, format: str | None = None, strict: bool = False) -> None:
         self._paths = [Path(path) for path in paths]
         self._strict = strict
-        known = registry.names("log_format")
-        self._formats: list[Any] = [_make(name, known) for name in ([format] if format else known)]
+        known = registry.ROWS["log_format"]
+        self.formats: list[Any] = [_make(name, known) for name in known] if format is None else [_make(format)]
         self._forced = format is not None
+        self._others: list[Any] | None = None
         self._seen = _SeenIds()
         self._file_name = ""
+        self._headers = 0
         self.files: list[str] = []
         self.passed_over: list[str] = []
         self.faults: list[Fault] = []
@@ -97,19 +101,24 @@ class LogReader:
             self._fault(Fault(file=str(path), line=None, record=None, reason=str(error).removeprefix(f"{path} ")))
 
     def _read(self, path: Path, form: sources.Form, head: bytes) -> Iterator[Trajectory]:
-        if form == "empty":
-            self._fault(Fault(file=str(path), line=None, record=None, reason="is empty"))
-        elif form == "zip":
+        before = self.records + self._headers
+        if form == "zip":
             yield from self._archive(path)
         elif form == "text":
             yield from self._text(path, head)
         else:
-            for item in self._lines(path) if form == "lines" else self._document(path):
+            for item in self.raw_records(path, form):
                 if isinstance(item, Fault):
                     self.records += 1
                     self._fault(item)
                 else:
                     yield from self._record(item)
+        if self.records + self._headers == before:
+            raise StorageError(f"{path} {'is empty' if form == 'empty' else 'holds no record'}")
+
+    def raw_records(self, path: Path, form: sources.Form) -> Iterator[LogRecord | Fault]:
+        """The JSON records of a file, whatever their format, and what is not JSON."""
+        return self._lines(path) if form == "lines" else self._document(path)
 
     def _lines(self, path: Path) -> Iterator[LogRecord | Fault]:
         for count, (line, raw) in enumerate(sources.lines_of(path), start=1):
@@ -197,13 +206,13 @@ class LogReader:
             yield Decoded(found, line, tuple(flags)), {}
 
     def _json_formats(self) -> list[JsonFormat]:
-        return [one for one in self._formats if isinstance(one, JsonFormat)]
+        return [one for one in self.formats if isinstance(one, JsonFormat)]
 
     def _text(self, path: Path, head: bytes) -> Iterator[Trajectory]:
         text = head.decode("utf-8", errors="replace")
         if "\x00" in text:
             raise StorageError(f"{path} is no text in UTF-8 and no JSON")
-        for one in self._formats:
+        for one in self.formats:
             if isinstance(one, TextFormat) and (self._forced or one.recognises_text(text)):
                 for record in one.records(path.name, sources.text_lines(path)):
                     yield from self._record(record, one)
@@ -234,19 +243,30 @@ class LogReader:
             self.records += 1
             self._fault(Fault(file=self._file_name, line=record.line, record=record.number, reason=str(error)))
             return
-        self.records += bool(trajectories)  # the header of a log of ours has none
+        self.records += bool(trajectories)
+        self._headers += not trajectories  # of our own logs, which are no records
         for trajectory in trajectories:
             yield self._counted(trajectory, one.name, record)
 
     def _format_of(self, value: Any) -> Any:
         if self._forced:
-            return self._formats[0]
-        return next((one for one in self._formats if one.recognises(value)), _NO_FORMAT)
+            return self.formats[0]
+        found = next((one for one in self.formats if one.recognises(value)), None)
+        if found is None:
+            found = next((one for one in self._third_parties() if one.recognises(value)), _NO_FORMAT)
+        return found
+
+    def _third_parties(self) -> list[Any]:
+        """Formats of other packages, searched for only when a record is of none of ours: the search takes a while."""
+        if self._others is None:
+            known = registry.names("log_format")
+            self._others = [_make(name, known) for name in known if name not in registry.ROWS["log_format"]]
+        return self._others
 
     def _counted(self, trajectory: Trajectory, name: str, record: LogRecord) -> Trajectory:
         self.trajectories += 1
         self.by_format[name] += 1
-        for flag in trajectory.provenance.get("flags", ()):
+        for flag in () if name == OwnLog.name else trajectory.provenance.get("flags", ()):
             kind = _NUMBERS.sub("[]", str(flag))[:KEPT_FLAG]
             self.flags[kind if kind in self.flags or len(self.flags) < KEPT_FAULTS else "other kinds"] += 1
         if not self._seen.is_new(trajectory.id):
@@ -263,6 +283,20 @@ class LogReader:
         self.fault_count += 1
         if len(self.faults) < KEPT_FAULTS:
             self.faults.append(fault)
+
+
+def is_log(path: Path, *, besides: Sequence[str] = ()) -> bool:
+    """Whether the file begins with a record of a known format, `besides` these. Raises StorageError as reading does."""
+    reader = LogReader(path)
+    formats = [one for one in reader.formats if one.name not in besides]
+    form, head = sources.form_of(path)
+    if form == "text":
+        text = head.decode("utf-8", errors="replace")
+        return any(isinstance(one, TextFormat) and one.recognises_text(text) for one in formats)
+    if form not in ("lines", "document"):
+        return form == "zip"
+    first = next(reader.raw_records(path, form), None)
+    return isinstance(first, LogRecord) and any(one.recognises(first.value) for one in formats)
 
 
 class _SeenIds:
@@ -296,7 +330,7 @@ class _NoFormat:
 _NO_FORMAT = _NoFormat()
 
 
-def _make(name: str, known: Mapping[str, str]) -> Any:
+def _make(name: str, known: Mapping[str, str] | None = None) -> Any:
     found = registry.load("log_format", name, known)
     return found(found.Config())
 

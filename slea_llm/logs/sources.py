@@ -93,12 +93,12 @@ def _form(head: bytes, suffix: str) -> Form:
         return "lines" if suffix in LINE_SUFFIXES else "text"
     if len(text) == len(first) == HEAD:
         return "document"  # one long line: values are read one after another, whatever they are
-    whole = _is_json(first)
     following = rest.lstrip()
-    if whole:
-        return "lines" if following or first.lstrip().startswith(b"{") else "document"
-    broken_first_line = first.strip() not in (b"{", b"[") and following.startswith((b"{", b"["))
-    return "lines" if broken_first_line and rest[:1] not in (b" ", b"\t") else "document"
+    if _is_json(first):
+        return "lines" if following else "document"
+    if text.startswith(b"[") or first.strip() == b"{" or rest[:1] in (b" ", b"\t"):
+        return "document"
+    return "lines" if suffix in LINE_SUFFIXES or following.startswith((b"{", b"[")) else "document"
 
 
 def _is_json(line: bytes) -> bool:

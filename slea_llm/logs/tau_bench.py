@@ -43,6 +43,6 @@ class TauBench(JsonFormat):
             },
             cut=None if graded or "info" not in value else "max_turns",
             grader=residue(value, gold, outputs=task.get("outputs"), also=places),
-            more={key: info[key] for key in ("source", "user_cost", "error") if info.get(key) is not None},
+            more={"info": {key: info[key] for key in ("source", "user_cost", "error") if info.get(key) is not None}},
         )
         yield transcript.trajectory(record, self.name, facts)

@@ -129,6 +129,7 @@ class Transcript:
         if not self._turns and not self._context:
             raise RecordError("it holds no message")
         turns, broke = list(self._turns), facts.error is not None
+        flags = list(dict.fromkeys(self.flags))
         if facts.reward is not None and turns and not any(turn.reward for turn in turns):
             turns[-1] = replace(turns[-1], reward=facts.reward)
         place = {"format": format_name, "file": record.file, "line": record.line, "record": record.number}
@@ -143,7 +144,7 @@ class Transcript:
             outcome=None if broke else facts.reward,
             termination="error" if broke else _ending(facts.reward, facts.success, facts.cut),
             error=facts.error,
-            provenance={"source": place, **facts.provenance(), **({"flags": self.flags} if self.flags else {})},
+            provenance={**facts.provenance(), "source": place, **({"flags": flags} if flags else {})},
             closing=tuple(self._context),
         )
 

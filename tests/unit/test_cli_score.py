@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_an_interrupted_run_is_gone_on_with(log: Path, tmp_path: Path, capsys: p
     assert main(["score", str(log), "--output", str(whole)]) == 0
     assert main(["score", str(log), "--output", str(broken)]) == 0
     run = score_runs.latest(broken)
-    run.save(score_runs.RunCard(**{**_fields(run.card), "finished": None, "counts": {}}))
+    run.save(dataclasses.replace(run.card, finished=None, counts={}))
     lines = run.scores.read_bytes().splitlines(keepends=True)
     run.scores.write_bytes(b"".join(lines[:8]) + lines[8][:40])  # seven dialogues and a torn line
     run.credit.unlink()
@@ -84,10 +85,6 @@ def test_an_interrupted_run_is_gone_on_with(log: Path, tmp_path: Path, capsys: p
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
     assert main(["score", str(log), "--output", str(broken), "--resume"]) == 2
     assert "holds no interrupted run" in capsys.readouterr().err
-
-
-def _fields(card: score_runs.RunCard) -> dict[str, object]:
-    return {name: getattr(card, name) for name in score_runs.RunCard.__slots__}
 
 
 def test_what_needs_live_state_is_refused_with_the_reason(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
