@@ -105,6 +105,11 @@ def latest(folder: Path) -> ScoreRun:
     raise ConfigError(f"{folder} holds no run of `slea score`")
 
 
+def newest_log(path: Path) -> Path:
+    """The scored log of the newest finished run for a folder of results, any other path as it is."""
+    return latest(path).scores if runs(path) else path
+
+
 def find(folder: Path, name: str) -> ScoreRun | None:
     """The run of that name or number (`run-0002`, `2`), or None."""
     for run in runs(folder):

@@ -22,3 +22,55 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fit-evaluator": ("fit_evaluator", "fit a reward model on logged dialogues, and say whether it may be used"),
         "score": ("score", "score every step of logged dialogues"),
         "convert": ("convert", "logs of any known format to our own, to OpenAI chat rows or to a Hub dataset"),
+        "report": ("report", "one HTML file of scored dialogues or of a training run, to read and to pass on"),
+        "evaluate": ("evaluate", "success of a model on the fixed panel of unseen tasks"),
+        "export": ("export", "write the trained adapter or merged weights, proved equal to what was trained"),
+        "fetch-model": ("fetch_model", "build a small real model as a local folder"),
+        "doctor": ("doctor", "what this machine has, what is missing and how to get it"),
+        "list": ("listing", "every component by kind, third-party ones included"),
+    }
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Errors of this library are printed as one readable text, exit code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(overview())
+        return 0
+    if arguments[0] == "--version":
+        sys.stdout.write(f"slea {__version__}\n")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        sys.stderr.write(f"slea: unknown command {name!r}{nearest(name, COMMANDS)}\n\n{overview()}")
+        return 2
+    # Read by torch when it is first imported: its notes on memory binding are no news to a user.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    module_name, help_text = COMMANDS[name]
+    command = importlib.import_module(f"slea_llm.cli.{module_name}")
+    parser = argparse.ArgumentParser(prog=f"slea {name}", description=command.__doc__ or help_text)
+    command.add_arguments(parser)
+    try:
+        return int(command.run(parser.parse_intermixed_args(arguments[1:])))
+    except SleaError as error:
+        sys.stderr.write(f"slea {name}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nslea {name}: interrupted; what was written so far is whole\n")
+        return 130
+    except BrokenPipeError:  # `slea ... | head` wants no more lines; nothing else is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def overview() -> str:
+    """The text of `slea --help`."""
+    width = max(map(len, COMMANDS))
+    rows = "".join(f"  {name:<{width}}  {text}\n" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: slea <command> [options]\n\n"
+        "Step-level experience augmented RL for multi-turn LLM agents.\n\n"
+        f"commands:\n{rows}\n"
+        "`slea <command> --help` has the details; `slea list` has every component.\n"
+    )

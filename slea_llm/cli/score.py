@@ -128,14 +128,13 @@ def log_reader(paths: Sequence[Path], *, format: str | None = None, strict: bool
     Raises ConfigError for a path that is not there.
     """
     from slea_llm.logs.reading import LogReader
-    from slea_llm.score_runs import latest, runs
+    from slea_llm.score_runs import newest_log
 
     for path in paths:
         if not path.exists():
             near = nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
             raise ConfigError(f"{path} is not there{near}")
-    found = [latest(path).scores if runs(path) else path for path in paths]
-    return LogReader(*found, format=format, strict=strict)
+    return LogReader(*map(newest_log, paths), format=format, strict=strict)
 
 
 def _recipe(arguments: argparse.Namespace) -> ScoringRecipe:
@@ -211,7 +210,7 @@ def _card(
     from slea_llm import score_runs
     from slea_llm.logs.sources import find_files
 
-    paths = [score_runs.latest(log).scores if score_runs.runs(log) else log for log in arguments.log]
+    paths = [score_runs.newest_log(log) for log in arguments.log]
     return score_runs.RunCard(
         sources=tuple(score_runs.fingerprint(file) for path in paths for file in find_files(path)[0]),
         parser=recipe.parser.name,
