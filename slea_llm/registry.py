@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "evaluator": MappingProxyType(
             {
+                "rules": "slea_llm.evaluators.rules:Rules",
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
                 "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
@@ -51,6 +53,26 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "transformers": "slea_llm.generation.transformers:TransformersGenerator",
             }
         ),
+        # Asked in this order whether a record is theirs: the form that others share comes last.
+        "log_format": MappingProxyType(
+            {
+                "slea": "slea_llm.logs.own:OwnLog",
+                "tau_bench": "slea_llm.logs.tau_bench:TauBench",
+                "tau2_bench": "slea_llm.logs.tau2_bench:Tau2Bench",
+                "nemo_gym": "slea_llm.logs.nemo_gym:NemoGym",
+                "swe_agent": "slea_llm.logs.swe_agent:SweAgent",
+                "openhands": "slea_llm.logs.openhands:OpenHands",
+                "inspect": "slea_llm.logs.inspect_ai:InspectLog",
+                "atif": "slea_llm.logs.atif:Atif",
+                "toolbench": "slea_llm.logs.toolbench:ToolBench",
+                "otel_genai": "slea_llm.logs.otel_genai:OtelGenAi",
+                "sharegpt": "slea_llm.logs.sharegpt:ShareGpt",
+                "anthropic": "slea_llm.logs.anthropic:AnthropicMessages",
+                "reflexion": "slea_llm.logs.reflexion:ReflexionLog",
+                "react": "slea_llm.logs.react:ReactLog",
+                "openai_chat": "slea_llm.logs.openai_chat:OpenAIChat",
+            }
+        ),
     }
 )
 
@@ -65,12 +87,12 @@ def names(kind: str) -> dict[str, str]:
     return {**third_party, **ROWS[kind]}
 
 
-def load(kind: str, name: str) -> Any:
-    """The component class of that name.
+def load(kind: str, name: str, known: Mapping[str, str] | None = None) -> Any:
+    """The component class of that name; `known` is what `names` gave, for who loads many.
 
     Raises ConfigError for an unknown name (with the nearest known one) and for a row that cannot be imported.
     """
-    known = names(kind)
+    known = names(kind) if known is None else known
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}; one of {', '.join(sorted(known))}{nearest(name, known)}")
     module_name, _, attribute = known[name].partition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slea_llm.config import ComponentSpec, Recipe, component_config
+from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
@@ -57,7 +57,12 @@ def user(recipe: Recipe) -> SimulatedUser:
     return built
 
 
-def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
+def scorer(
+    recipe: Recipe | ScoringRecipe,
+    *,
+    chat: TokenDecoder | None = None,
+    available: Mapping[str, Any] | None = None,
+) -> Scorer:
     """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
     given = {
         "chat_models": ChatModels(),
@@ -73,7 +78,7 @@ def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mappi
     return Scorer(component("parser", recipe.parser, given), evaluators, chat)
 
 
-def crediting(recipe: Recipe) -> Crediting:
+def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
     augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
