@@ -12,7 +12,13 @@ from slea_llm.errors import ConfigError, nearest
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
-        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
+        "user": MappingProxyType(
+            {
+                "scripted": "slea_llm.users.scripted:ScriptedUser",
+                "recorded": "slea_llm.users.recorded:RecordedUser",
+                "llm": "slea_llm.users.llm:LlmUser",
+            }
+        ),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",

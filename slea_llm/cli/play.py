@@ -12,6 +12,7 @@ from slea_llm.config import Recipe
 from slea_llm.errors import ConfigError
 from slea_llm.evaluation import panel
 from slea_llm.models.policy import build
+from slea_llm.questions import Asking
 from slea_llm.task_order import TaskOrder
 from slea_llm.types import Trajectory
 
@@ -58,3 +59,5 @@ def _with_session(
             return play(session, version)
         finally:
             session.generator.close()
+            if isinstance(session.user, Asking):
+                say(f"user {session.user.name}: {session.user.usage.line()}")

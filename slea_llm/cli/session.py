@@ -33,6 +33,7 @@ class Session:
     recipe: Recipe
     environment: Environment
     user: SimulatedUser
+    chat_models: compose.ChatModels
     tokenizer: PreTrainedTokenizerFast
     chat: ChatTokenizer
     generator: Generator
@@ -74,12 +75,14 @@ def open_session(recipe: Recipe, *, seed_offset: int = 0) -> Session:
     chat = chat_of(recipe)
     template = chat.check()
     generator = start_generator(recipe, chat, seed=recipe.run.seed + seed_offset)
-    user = compose.user(recipe)
+    chat_models = compose.ChatModels()
+    user = compose.user(recipe, chat_models)
     settings, name = recipe.rollout, recipe.environment.name
     return Session(
         recipe=recipe,
         environment=environment,
         user=user,
+        chat_models=chat_models,
         tokenizer=tokenizer,
         chat=chat,
         generator=generator,
