@@ -132,13 +132,11 @@ def report(name: str, judged: Sequence[tuple[Trajectory, Ruling]], *, show: bool
     _, high = wilson(len(blamed), len(judged))
     share = 100 * len(blamed) / len(judged)
     kinds = Counter(ruling.fault.kind for _, ruling in blamed if ruling.fault)
-    print(
-        f"{name}: user blamed in {len(blamed)} of {len(judged)} = {share:.2f} % (95 % below {100 * high:.1f}) {dict(kinds)}"
-    )
+    parties = Counter(str(ruling.party) for _, ruling in judged)
+    print(f"{name}: user blamed in {len(blamed)} of {len(judged)} = {share:.2f} % (95 % below {100 * high:.1f})")
+    print(f"   user {dict(kinds)}; all rulings {dict(parties)}")
     for one, ruling in blamed if show else ():
-        print(
-            f"   {one.id} [{ruling.fault and ruling.fault.kind}] {ruling.fault and ruling.fault.quote!r} {ruling.fault and ruling.fault.note}"
-        )
+        print(f"   {one.id} {ruling.fault}")
 
 
 def main() -> None:
@@ -166,7 +164,8 @@ def main() -> None:
         low, high = wilson(sum(right.values()), sum(total.values()))
         share = 100 * sum(right.values()) / sum(total.values())
         print(
-            f"planted: blame right in {sum(right.values())} of {sum(total.values())} = {share:.1f} % (95 % {100 * low:.1f} to {100 * high:.1f})"
+            f"planted: blame right in {sum(right.values())} of {sum(total.values())} = {share:.1f} % "
+            f"(95 % {100 * low:.1f} to {100 * high:.1f})"
         )
     if arguments.human:
         texts = list(human(arguments.human))

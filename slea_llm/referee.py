@@ -1,7 +1,7 @@
 """Who was to blame: each failure is laid to agent, user, environment or scorer, with the words that show it.
 
-Rules come first; a chat model, where one is named, is asked about failures that no rule explains. What is laid to nobody
-else is the agent's.
+Rules come first; a chat model, where one is named, is asked about failures that no rule explains. What is laid to
+nobody else is the agent's.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Ruling:
     """Who is to blame for a dialogue; `party` is None for a success that was the agent's.
 
     `fault` is what decided, `noted` all other faults found, whoever's. `by`: the rules, a chat model, or nobody (the
-    agent is blamed because nothing else explains the failure). `excluded`: the dialogue says nothing about the agent, so
-    it leaves gradient and success rate. `unasked`: why the chat model gave no ruling.
+    agent is blamed because nothing else explains the failure). `excluded`: the dialogue says nothing about the agent,
+    so it leaves gradient and success rate. `unasked`: why the chat model gave no ruling.
     """
 
     party: Party | None
@@ -74,8 +74,8 @@ class Referee:
 
     A user that is a script is trusted: its words are not searched for faults. A dialogue that broke is laid to whose
     part raised. Otherwise, in this order: a decisive fault of the user (also in a success), a serious one of
-    environment or scorer, of the user, the chat model's word, a suspicion, the agent. A success without a decisive fault
-    is nobody's fault.
+    environment or scorer, of the user, the chat model's word, a suspicion, the agent. A success without a decisive
+    fault is nobody's fault.
     """
 
     name: ClassVar[str] = "rules"
@@ -84,7 +84,7 @@ class Referee:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
         excludes: tuple[str, ...] = ("user", "environment", "scorer")
-        """Whose faults take a dialogue out of gradient and success rate. Empty: blame is recorded and changes nothing."""
+        """Whose faults take a dialogue out of gradient and success rate. Empty: blame is recorded, nothing else."""
         redraws: int = 0
         """How often a dialogue that is excluded is played again, with another seed of its user. 0: never."""
         endpoint: Endpoint | None = None
@@ -99,8 +99,8 @@ class Referee:
                     raise ConfigError(
                         f"excludes names {party!r}; allowed: {', '.join(allowed)}{nearest(party, allowed)}"
                     )
-            if self.redraws < 0:
-                raise ConfigError(f"redraws {self.redraws} is below 0")
+            if not 0 <= self.redraws < 1000:
+                raise ConfigError(f"redraws {self.redraws} is not in 0 to 999")
 
     def __init__(self, config: Config, *, chat_model: ChatModel | None = None) -> None:
         """`chat_model` answers instead of an HTTP endpoint. Raises ConfigError for a prompt with other fields."""
@@ -224,8 +224,13 @@ def _read(answer: Mapping[str, Any], seen: View) -> Fault:
     return Fault(party=party, kind="judged", turn=line.turn, quote=quote[:300], note=reason[:400])
 
 
+def is_replaced(trajectory: Trajectory) -> bool:
+    """Whether the dialogue was played again, so that another record of the task stands for it."""
+    return bool((trajectory.provenance.get("blame") or {}).get("redrawn"))
+
+
 def blame_counts(trajectories: Sequence[Trajectory]) -> Counter[str]:
-    """How many dialogues are laid to each party, by `party` and by `party/kind`; records without a ruling not counted."""
+    """How many dialogues are laid to each party, by `party` and by `party/kind`; a record without a ruling is not."""
     counts: Counter[str] = Counter()
     for trajectory in trajectories:
         blame = trajectory.provenance.get("blame")

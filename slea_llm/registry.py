@@ -41,6 +41,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),
+        "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(

@@ -1,6 +1,6 @@
 """Values in free text, English and Chinese: times, phone numbers, days, dates, money, codes, addresses, counts.
 
-What a user says is compared with its goal by kind: two times of day can contradict each other, a time and a dish cannot.
+What a user says is compared with its goal by kind: two times of day can contradict each other, a time and a dish not.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from slea_llm.users.speech import folded
 
-_UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split(
-    " "
-)
+_ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_TEENS = ("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
 _TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
 _NUMBERS: Mapping[str, int] = {
-    **{word: number for number, word in enumerate(_UNITS)},
-    **{word: number for number, word in enumerate(("seventeen", "eighteen", "nineteen"), start=17)},
+    **{word: number for number, word in enumerate((*_ONES, *_TEENS))},
     **_TENS,
     "a couple of": 2,
     "couple of": 2,
@@ -29,14 +28,18 @@ _ZH_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate("零
     "俩": 2,
 }
 _WORD_NUMBER = re.compile(
-    rf"\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b(?:[- ](?:one|two|three|four|five|six|seven|eight|nine)\b)?"
+    rf"\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b"
+    rf"(?:[- ](?:{'|'.join(_ONES[1:10])})\b)?"
 )
 _ZH_NUMBER = re.compile(
     r"(?:[一二两三四五六七八九]?十[一二三四五六七八九]?|[一二两俩三四五六七八九])(?=[份人晚天个位张间点碗盘客套日号月杯块元])"
 )
-_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split(" ")
-_MONTH = r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split(" ")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)"
+)
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _ROAD = r"(?:street|road|avenue|lane|drive|boulevard|court|square|st|rd|ave|ln|dr|blvd)"
 _LONG_ROAD: Mapping[str, str] = {
     "st": "street",
@@ -88,6 +91,7 @@ class Fact:
     unit: str = ""
 
 
+@lru_cache(maxsize=4096)
 def normal(text: str) -> str:
     """Folded text with number words as digits."""
     text = _WORD_NUMBER.sub(lambda match: str(_number(match[0])), folded(text))
@@ -158,7 +162,8 @@ _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
     (
         "money",
         re.compile(
-            r"\b(\d+(?:,\d{3})*(?:\.\d+)?) ?(?:dollars|usd|euros?|pounds|bucks|yuan|rmb)\b|(\d+(?:\.\d+)?) ?[元块](?!钱的)"
+            r"\b(\d+(?:,\d{3})*(?:\.\d+)?) ?(?:dollars|usd|euros?|pounds|bucks|yuan|rmb)\b"
+            r"|(\d+(?:\.\d+)?) ?[元块](?!钱的)"
         ),
         lambda m: (m[1] or m[2]).replace(",", ""),
     ),
@@ -194,9 +199,10 @@ _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
 _COUNT = re.compile(rf"(?<![\d.:/-])(\d{{1,3}})(?: (?:other|more|full|extra|large|small|adult))? ?({_UNIT})(?![a-z])")
 
 
-def facts(text: str) -> list[Fact]:
+@lru_cache(maxsize=4096)
+def facts(text: str) -> tuple[Fact, ...]:
     """The values that a text names, each place once, the more special kind first."""
-    return list(_facts(normal(text)))
+    return tuple(_facts(normal(text)))
 
 
 def _facts(rest: str) -> Iterator[Fact]:
@@ -219,7 +225,7 @@ def same(one: Fact, other: Fact) -> bool:
         return False
     if one.kind == "time":
         return one.value == other.value or ("~" in one.value + other.value and _half(one.value) == _half(other.value))
-    if one.kind == "address":
+    if one.kind == "address" and not one.value.isascii():  # what stands before a Chinese address is not parted from it
         return one.value.endswith(other.value) or other.value.endswith(one.value)
     if one.kind == "phone":
         return one.value.endswith(other.value[-7:]) and other.value.endswith(one.value[-7:])
@@ -260,8 +266,9 @@ class Wanted:
     @property
     def is_range(self) -> bool:
         """Whether the goal leaves room: a range, a list, a lower bound."""
-        return len(self.texts) > 1 or len(re.findall(r"\d+", normal(self.texts[0]).replace(":", ""))) > 1 and not any(
-            fact.kind in ("phone", "address", "date", "code", "email") for fact in self.facts
+        return len(self.texts) > 1 or (
+            len(re.findall(r"\d+", normal(self.texts[0]).replace(":", ""))) > 1
+            and not any(fact.kind in ("phone", "address", "date", "code", "email") for fact in self.facts)
         )
 
     @property

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from slea_llm.blame.faults import Fault, of_user
-from slea_llm.blame.view import Line, View, cue
+from slea_llm.blame.view import Line, View, common_words, cue
 from slea_llm.users import speech
 
 LONG_WORDS, LONG_CHARACTERS = 160, 900
@@ -17,23 +17,14 @@ COPIED_WORDS = 9
 _CONTROL = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]|<<SYS>>")
 _SIGNAL = re.compile(r"#{2,}\s*[A-Z][A-Z -]{2,}\s*#*|#*\s*\b(?:STOP|TRANSFER|OUT-OF-SCOPE|TERMINATE|END)\s*#{2,}")
 _BARE_SIGNAL = re.compile(
-    r"\A\W*(?:STOP|TERMINATE|<?END(?: OF (?:CONVERSATION|DIALOGUE|CHAT))?>?|\[(?:STOP|END|DONE|EOS|EXIT)\]|<(?:stop|end|done|exit)>)\W*\Z|\[(?:STOP|END|DONE|EOS|EXIT)\]|<(?:stop|end|done|exit)/?>"
+    r"\A\W*(?:STOP|TERMINATE|<?END(?: OF (?:CONVERSATION|DIALOGUE|CHAT))?>?)\W*\Z"
+    r"|\[(?:STOP|END|DONE|EOS|EXIT)\]|<(?:stop|end|done|exit)/?>"
 )
 _YOU = re.compile(r"\b(?:you|your|yours|the user|the customer)\b|你(?!好)|您(?!好)|用户|顾客")
 _CJK = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN = re.compile(r"[A-Za-z]{2,}")
 _OTHER_SCRIPT = re.compile(
     r"[\u0400-\u04ff\u0370-\u03ff\u0590-\u06ff\u0900-\u097f\u0e00-\u0e7f\u3040-\u30ff\uac00-\ud7af]"
-)
-_FOREIGN = {
-    "es": "el la los las que de por para una quiero con mi es gracias hola donde cuando pero muy necesito favor si en",
-    "fr": "le la les que de pour une je veux avec mon est merci bonjour vous mais très besoin des du sur dans et un",
-    "de": "der die das und ich nicht ein eine mit für ist bitte danke möchte wo wann aber sehr brauche zu auf den",
-    "it": "il la che di per una voglio con mio è grazie ciao dove quando ma molto bisogno sono vorrei gli un",
-    "pt": "o os que de por para uma quero com meu é obrigado olá onde quando mas muito preciso não em um eu",
-}
-_ENGLISH = frozenset(
-    "i the a to is it and my for you of in that want need please yes no at on have not me this with".split(" ")
 )
 _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
@@ -152,9 +143,10 @@ def _foreign(text: str, words: list[str], seen: View) -> str:
     if language == "en":
         if asian >= 4 and asian > latin:
             return "not English"
-        known = sum(word in _ENGLISH for word in words)
-        for code, common in _FOREIGN.items():
-            hits = sum(word in common.split() for word in words)
+        common = common_words()
+        known = sum(word in common["en"] for word in words)
+        for code in common.keys() - {"en"}:
+            hits = sum(word in common[code] for word in words)
             if len(words) >= 4 and hits >= 3 and hits > 2 * known:
                 return code
     if language == "zh" and asian == 0 and latin >= 4:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
-from slea_llm.blame.view import Line, View, asks_about, asks_own, cue
+from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, cue
 from slea_llm.users import speech
 
 COUNTED_BY = {
@@ -255,17 +255,14 @@ def _turns_away(seen: View, line: Line) -> bool:
     """A change of mind that leads to no value of the goal, then or later."""
     rest = (line, *seen.after(line, "user"))
     offered = any(
-        set(speech.words_of(line.text)) & set(speech.words_of(one.text)) - _SMALL
+        set(speech.words_of(line.text)) & set(speech.words_of(one.text)) - _small()
         for one in seen.before(line, "agent")[-1:]
     )
     return not any(slot.named_in(one.text) for one in rest for slot in seen.wanted) and not offered
 
 
-_SMALL = frozenset(
-    "i the a an to is it and my for you your of in that want need please yes no at on have not me this with 我 你 的 了 是 要 不".split(
-        " "
-    )
-)
+def _small() -> frozenset[str]:
+    return common_words()["en"] | frozenset("我你的了是要不")
 
 
 def _ending(seen: View) -> Iterator[Fault]:

@@ -34,7 +34,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A dialogue to be judged. `left`: the user ended it; `vague` names the slots that the task lets it be vague about."""
+    """A dialogue to be judged.
+
+    `left`: the user ended it. `vague` names the slots that the task lets its user be vague about. `pinned` is what the
+    record says of the user.
+    """
 
     trajectory: Trajectory
     lines: tuple[Line, ...]
@@ -83,6 +87,12 @@ def _words() -> Mapping[str, Any]:
     """`data/referee/words.yaml`."""
     words: Mapping[str, Any] = yaml.safe_load(assets.find("data", "referee/words.yaml").read_text(encoding="utf-8"))
     return words
+
+
+@cache
+def common_words() -> Mapping[str, frozenset[str]]:
+    """Language -> its most common words, to tell languages of one script apart."""
+    return {code: frozenset(words.split()) for code, words in _words()["languages"].items()}
 
 
 @cache

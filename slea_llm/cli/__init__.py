@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "parse": ("parse", "cut logged dialogues or texts into steps and report how far that goes"),
         "fit-evaluator": ("fit_evaluator", "fit a reward model on logged dialogues, and say whether it may be used"),
         "score": ("score", "score every step of logged dialogues"),
+        "referee": ("referee", "say who was to blame for logged dialogues, with the words that show it"),
         "evaluate": ("evaluate", "success of a model on the fixed panel of unseen tasks"),
         "export": ("export", "write the trained adapter or merged weights, proved equal to what was trained"),
         "fetch-model": ("fetch_model", "build a small real model as a local folder"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
@@ -11,6 +11,9 @@ from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
 from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
 from slea_llm.scoring import Scorer, TokenDecoder
+
+if TYPE_CHECKING:
+    from slea_llm.referee import Referee
 
 
 def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
@@ -57,6 +60,12 @@ def environment(recipe: Recipe) -> Environment:
 def user(recipe: Recipe, chat_models: ChatModels | None = None) -> SimulatedUser:
     """The simulated user; one whose endpoint is in this process shares its engine with others of `chat_models`."""
     built: SimulatedUser = component("user", recipe.user, {"chat_models": chat_models or ChatModels()})
+    return built
+
+
+def referee(recipe: Recipe, chat_models: ChatModels | None = None) -> Referee:
+    """Who lays failures to agent, user, environment or scorer."""
+    built: Referee = component("referee", recipe.referee, {"chat_models": chat_models or ChatModels()})
     return built
 
 

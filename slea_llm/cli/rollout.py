@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise ConfigError(f"{arguments.output} exists already; give another name")
     from slea_llm.cli.play import played_tasks
+    from slea_llm.referee import blame_line
     from slea_llm.rollout import FailedEpisodesError
     from slea_llm.storage import write_trajectories
 
@@ -32,5 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     write_trajectories(arguments.output, trajectories)
     failed = sum(trajectory.failed for trajectory in trajectories)
+    say(blame_line(trajectories))
     say(f"{len(trajectories)} dialogues, {failed} of them failed, in {arguments.output}")
     return 0
