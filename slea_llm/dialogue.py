@@ -137,8 +137,9 @@ class Dialogue:
         text = None
         heard = {str(turn): draft.changed for turn, draft in enumerate(self._turns, self._first) if draft.changed}
         more: dict[str, Any] = {"heard": heard} if heard else {}
-        if isinstance(self._session, Traced):
-            more["user"] = dict(self._session.provenance())
+        session: object = self._session
+        if isinstance(session, Traced):
+            more["user"] = dict(session.provenance())
         if error is not None or self._termination is None:
             text = self._describe(error)
             _log.warning("dialogue %s broke: %s", self._id, text, exc_info=error)

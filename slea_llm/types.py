@@ -195,8 +195,7 @@ class Trajectory:
     @property
     def excluded(self) -> bool:
         """True when a referee found that the dialogue says nothing about the agent: no gradient, no success rate."""
-        blame = self.provenance.get("blame")
-        return isinstance(blame, Mapping) and blame.get("excluded") is True
+        return (self.provenance.get("blame") or {}).get("excluded") is True
 
     def reply_ids(self, turn: Turn) -> tuple[int, ...]:
         """The tokens that were sampled for a turn; none for logs without tokens."""

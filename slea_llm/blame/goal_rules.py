@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
 from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, cue
 from slea_llm.users import speech
 
-COUNTED_BY = {
+COUNTED_BY: Mapping[str, tuple[str, ...]] = {
     "people": ("people", "guests", "passengers", "persons", "人"),
     "nights": ("stay", "nights", "晚"),
     "portions": ("quantity", "portions", "份"),

@@ -119,7 +119,9 @@ class LlmUser:
         names = {entry.name for entry in fields(_Memory)}
         if snapshot.keys() != names:
             raise EpisodeError(f"user snapshot has the keys {sorted(snapshot)}; expected {sorted(names)}")
-        copied = {name: value.copy() if isinstance(value, dict | list) else value for name, value in snapshot.items()}
+        copied: dict[str, Any] = {
+            name: value.copy() if isinstance(value, dict | list) else value for name, value in snapshot.items()
+        }
         return self._session(task, _Memory(**copied))
 
     def _session(self, task: Task, memory: _Memory) -> LlmSession:

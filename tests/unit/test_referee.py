@@ -48,7 +48,8 @@ def test_a_planted_fault_is_the_users_and_its_words_are_quoted(number: int) -> N
 
 CLEAN = (
     (PIZZA, ("Hi.", "What would you like to eat?", "Two ham pizzas please.", "Where to?",
-             "14 Mill St., at a quarter to 7.", "Two ham pizzas to 14 Mill Street at 18:45, correct?", "Yes, thanks.", "Nice weather today.")),
+             "14 Mill St., at a quarter to 7.", "Two ham pizzas to 14 Mill Street at 18:45, correct?",
+             "Yes, thanks.", "Nice weather today.")),
     (PIZZA, ("One moment. Two ham pizzas.", "I do not know what you mean.", "Two ham pizzas to 14 Mill Street!",
              "What would you like to eat?", "As I said, ham pizza.", "And what would you like to eat?")),
     (FLIGHT, ("I'd like to fly to Madrid.", "From where?", "Oslo. Do you have anything before noon?", "On which day?",
