@@ -51,6 +51,7 @@ class Recipe(BaseModel):
     streams: dict[str, StreamSettings] = {"outcome": StreamSettings(sources=("outcome",))}
     credit: ComponentSpec = ComponentSpec(name="nested_gae")
     losses: tuple[ComponentSpec, ...] = (ComponentSpec(name="ppo"), ComponentSpec(name="value"))
+    referee: ComponentSpec = ComponentSpec(name="rules")
     kl_in_reward: float = 0.0
     """Coefficient of the k1 estimate in the reward part `reference_kl`. 0: not in the reward."""
     run: RunSettings = RunSettings()
@@ -134,6 +135,7 @@ COMPONENT_SECTIONS: Mapping[str, str] = {
     "augmenters": "augmenter",
     "credit": "credit",
     "losses": "loss",
+    "referee": "referee",
 }
 """Section of a recipe -> registry kind."""
 

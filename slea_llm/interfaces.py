@@ -121,6 +121,23 @@ class Reseedable(Protocol):
     def reseed(self, seed: int) -> None: ...
 
 
+@runtime_checkable
+class Traced(Protocol):
+    """A user session that says what it was made of: the record of its dialogue holds it as `provenance["user"]`."""
+
+    def provenance(self) -> Mapping[str, Any]:
+        """JSON values: the name of the user, for a model its name and the hash of its prompt, what went wrong."""
+        ...
+
+
+@runtime_checkable
+class Unrepeatable(Protocol):
+    """A user that may answer otherwise when the same dialogue is played again, so that none of it can be branched."""
+
+    unrepeatable: ClassVar[str]
+    """Why, for whoever asks to branch."""
+
+
 class SimulatedUser(Protocol):
     """Who answers the agent."""
 

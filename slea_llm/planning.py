@@ -12,6 +12,7 @@ import yaml
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.interfaces import Unrepeatable
 
 LAUNCH_TYPES: Mapping[str, str] = {
     "NO": "one process",
@@ -62,7 +63,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
-    _check_evaluators(recipe)
+    _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
     _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
@@ -78,7 +79,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     return list(_odd(recipe, components["environment"][0][1]))
 
 
-def _check_evaluators(recipe: Recipe) -> None:
+def _check_evaluators(recipe: Recipe, user: Any) -> None:
     """Every evaluator, and every part of a blend, finds in a training run what it needs."""
     specs = list(recipe.evaluators)
     while specs:
@@ -90,6 +91,8 @@ def _check_evaluators(recipe: Recipe) -> None:
                 f"evaluator {spec.name!r} needs {', '.join(missing)}, which a training run does not give; it gives "
                 f"{', '.join(sorted(GIVEN_TO_EVALUATORS))}"
             )
+        if "continuations" in getattr(cls, "needs", frozenset()) and isinstance(user, Unrepeatable):
+            raise UnsupportedError(f"evaluator {spec.name!r} plays dialogues on: {user.unrepeatable}")
         preflight = getattr(cls, "preflight", None)
         if preflight is not None:
             preflight(config)

@@ -13,7 +13,13 @@ from slea_llm.errors import ConfigError, nearest
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
-        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
+        "user": MappingProxyType(
+            {
+                "scripted": "slea_llm.users.scripted:ScriptedUser",
+                "recorded": "slea_llm.users.recorded:RecordedUser",
+                "llm": "slea_llm.users.llm:LlmUser",
+            }
+        ),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",
@@ -37,6 +43,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),
+        "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(

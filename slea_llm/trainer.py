@@ -180,14 +180,21 @@ class Trainer:
         trajectories = [one.trajectory for one in collected]
         self._metrics |= episode_metrics(trajectories, policy_version=self.policy_version, reducer=self._reducer)
         failed = self._metrics["episodes/failed"]
-        total = failed + self._metrics["episodes/played"]
-        if total == 0 or failed / total > self._rollout.max_error_rate:
+        played, excluded = self._metrics["episodes/played"], self._metrics["episodes/excluded"]
+        total = failed + played + excluded
+        if not failed and not played:
+            raise TrainingError(
+                f"all {total:.0f} dialogues of iteration {self.iteration} are excluded by the referee: they say "
+                "nothing about the agent (`slea referee` on the log shows why)"
+            )
+        if failed / total > self._rollout.max_error_rate:
             reasons = [one.error for one in trajectories if one.failed]
             raise TrainingError(
                 f"{failed:.0f} of {total:.0f} dialogues of iteration {self.iteration} failed, more than the share "
                 f"{self._rollout.max_error_rate:g} that is allowed; {reasons[0] if reasons else 'none on this rank'}"
             )
-        scored = [one for one in collected if not one.trajectory.failed and one.trajectory.sampled_tokens]
+        kept = [one for one in collected if not one.trajectory.failed and not one.trajectory.excluded]
+        scored = [one for one in kept if one.trajectory.sampled_tokens]
         if self._unchecked:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
         return scored

@@ -196,6 +196,11 @@ class Trajectory:
         """True when the episode itself broke; such a record has no outcome and never enters an update."""
         return self.termination == "error"
 
+    @property
+    def excluded(self) -> bool:
+        """True when a referee found that the dialogue says nothing about the agent: no gradient, no success rate."""
+        return (self.provenance.get("blame") or {}).get("excluded") is True
+
     def reply_ids(self, turn: Turn) -> tuple[int, ...]:
         """The tokens that were sampled for a turn; none for logs without tokens."""
         if turn.span is None or not self.traces:

@@ -101,7 +101,11 @@ class TrainingRun:
             elif every and iteration % every == 0:
                 self._evaluate(session, f"iteration {iteration}", policy_version)
 
-        scorer = compose.scorer(recipe, chat=session.chat, available={"continuations": session.continuations})
+        scorer = compose.scorer(
+            recipe,
+            chat=session.chat,
+            available={"continuations": session.continuations, "chat_models": session.chat_models},
+        )
         for gate in scorer.gates().values():
             if main:
                 say(gate.line)
