@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from slea_llm import prompts
 from slea_llm.environments.order_taking_agents import Idler, OrderExpert
-from slea_llm.environments.order_taking_language import SLOTS, TOOL, Call, Language, calls, spoken
+from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language
+from slea_llm.environments.speech import Call, calls, spoken
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 

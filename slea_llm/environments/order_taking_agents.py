@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language
+from slea_llm.environments.speech import call_text
 from slea_llm.errors import ConfigError
 from slea_llm.types import Message, State
 
 
 def place_call(arguments: Mapping[str, str]) -> str:
     """The structured call that places the order."""
-    call = {"name": TOOL, "arguments": dict(arguments)}
-    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+    return call_text(TOOL, arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +10,12 @@ from typing import Any
 import yaml
 
 from slea_llm import assets
+from slea_llm.environments.speech import normal
 from slea_llm.wording import fragments
 
 SLOTS: tuple[str, ...] = ("dish", "quantity", "address", "time", "phone")
 TOOL = "place_order"
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _SENTENCE = re.compile(r"[^.!?。;\n]+[.!?。;\n]*")
 _PLACEHOLDER = re.compile(r"\{(order|" + "|".join(SLOTS) + r")\}")
 _PHONE = re.compile(r"(?<!\d)(\d{3})[- ]?(\d{4})(?!\d)")
@@ -30,14 +27,6 @@ _TIME = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A tool call found in a reply; `arguments` is None when the call is not valid JSON of the agreed shape."""
-
-    name: str
-    arguments: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Understanding:
     """What a spoken reply does. `reads_back` holds the values that the user hears, by slot."""
 
@@ -45,38 +34,6 @@ class Understanding:
     asks: tuple[str, ...]
     reads_back: Mapping[str, str]
     recommends: tuple[str, ...]
-
-
-def normal(text: str) -> str:
-    """The text as patterns see it: full-width forms folded, lower case."""
-    return unicodedata.normalize("NFKC", text).lower()
-
-
-def spoken(text: str) -> str:
-    """A reply without its thought; a thought that was cut before its closing tag leaves nothing to say.
-
-    A closing tag without an opening one (the template wrote it into the prompt) ends a thought too.
-    """
-    head, closing, tail = text.partition("</think>")
-    if closing and "<think>" not in head:
-        text = tail
-    return _THOUGHT.sub("", text).strip()
-
-
-def calls(reply: str) -> tuple[Call, ...]:
-    """The structured calls in a reply whose thought is removed."""
-    return tuple(_call(match.group(1)) for match in _CALL.finditer(reply))
-
-
-def _call(source: str) -> Call:
-    try:
-        document = json.loads(source)
-    except (ValueError, RecursionError):  # ValueError: also a number of too many digits
-        return Call(name="", arguments=None)
-    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        return Call(name="", arguments=None)
-    arguments = document.get("arguments", {})
-    return Call(name=document["name"], arguments=arguments if isinstance(arguments, dict) else None)
 
 
 class Language:
