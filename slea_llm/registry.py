@@ -11,7 +11,12 @@ from slea_llm.errors import ConfigError, nearest
 
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
-        "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
+        "environment": MappingProxyType(
+            {
+                "order_taking": "slea_llm.environments.order_taking:OrderTaking",
+                "complaint": "slea_llm.environments.complaint:Complaint",
+            }
+        ),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
         "parser": MappingProxyType(
             {
