@@ -15,6 +15,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             {
                 "order_taking": "slea_llm.environments.order_taking:OrderTaking",
                 "complaint": "slea_llm.environments.complaint:Complaint",
+                "tech_support": "slea_llm.environments.tech_support:TechSupport",
             }
         ),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
