@@ -16,6 +16,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "order_taking": "slea_llm.environments.order_taking:OrderTaking",
                 "complaint": "slea_llm.environments.complaint:Complaint",
                 "tech_support": "slea_llm.environments.tech_support:TechSupport",
+                "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
             }
         ),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),

@@ -218,7 +218,7 @@ class _Value:
         return found
 
     def _filled(self, match: re.Match[str]) -> str:
-        groups = {name: self._words.get(group, group) for name, group in match.groupdict().items() if group is not None}
+        groups = {name: self._words.get(group or "", group or "") for name, group in match.groupdict().items()}
         value = str(self._form).format(**groups)
         return value.upper() if self._transform == "upper" else value
 
