@@ -17,6 +17,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "complaint": "slea_llm.environments.complaint:Complaint",
                 "tech_support": "slea_llm.environments.tech_support:TechSupport",
                 "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
+                "strategy_game": "slea_llm.environments.strategy_game:StrategyGame",
             }
         ),
         "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),

@@ -98,7 +98,7 @@ class NotedEpisode:
         self.notes.pending = {}
         reply = spoken(text)
         made = calls(reply)
-        outcome = self.take_calls(made) if made else self._take_words(reply)
+        outcome = self.take_calls(made) if made else self.take_words(reply)
         if outcome.termination is None and self.notes.turn >= self._max_turns:
             return self.end("failure", acts=outcome.acts, messages=outcome.messages)
         return outcome
@@ -107,6 +107,15 @@ class NotedEpisode:
         self._check_open()
         self.note(text)
         return self.end("user_left") if leaving else self.user_answered(text)
+
+    def take_words(self, reply: str) -> Outcome:
+        """What a spoken reply does: the user answers it."""
+        heard = self.speech.understand(reply, filled=self.notes.filled)
+        for slot in heard.asks:
+            self.notes.asked[slot] = self.notes.asked.get(slot, 0) + 1
+        self.notes.pending = dict(heard.reads_back)
+        acts = {"heard": heard.text, "asks": heard.asks, "reads_back": dict(heard.reads_back), "does": heard.does}
+        return Outcome(to_user=True, acts={**acts, **self.acts_of(heard, reply)})
 
     def take_calls(self, made: Sequence[Call]) -> Outcome:
         """What the calls of one reply do."""
@@ -159,14 +168,6 @@ class NotedEpisode:
             confirmed |= right - set(changed)
         notes.confirmed = [slot for slot in self.required if slot in confirmed]
         notes.pending = {}
-
-    def _take_words(self, reply: str) -> Outcome:
-        heard = self.speech.understand(reply, filled=self.notes.filled)
-        for slot in heard.asks:
-            self.notes.asked[slot] = self.notes.asked.get(slot, 0) + 1
-        self.notes.pending = dict(heard.reads_back)
-        acts = {"heard": heard.text, "asks": heard.asks, "reads_back": dict(heard.reads_back), "does": heard.does}
-        return Outcome(to_user=True, acts={**acts, **self.acts_of(heard, reply)})
 
     def _check_open(self) -> None:
         if self.notes.ended:

@@ -168,8 +168,11 @@ class Speech:
 
     def affirmed(self, pattern: re.Pattern[str], sentence: str) -> bool:
         """Whether a pattern matches a normalised sentence where no negation stands right before it."""
-        negation = self._cue["negation"]
-        return any(not negation.search(sentence[: match.start()]) for match in pattern.finditer(sentence))
+        return any(not self.negates(sentence[: match.start()]) for match in pattern.finditer(sentence))
+
+    def negates(self, before: str) -> bool:
+        """Whether what stands before a word in a normalised sentence takes that word back."""
+        return bool(self._cue["negation"].search(before))
 
     def confirms(self, sentence: str) -> bool:
         return bool(self._cue["confirm"].search(sentence))
