@@ -28,12 +28,16 @@ _TIME = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Understanding:
-    """What a spoken reply does. `reads_back` holds the values that the user hears, by slot."""
+    """What a spoken reply does. `reads_back` holds the values that the user hears, by slot; `suggests` those that it
+    recommends; `regrets` says that something is not to be had, and `regretted` holds what it names of that."""
 
     heard: str
     asks: tuple[str, ...]
     reads_back: Mapping[str, str]
     recommends: tuple[str, ...]
+    suggests: Mapping[str, str]
+    regrets: bool
+    regretted: Mapping[str, str]
 
 
 class Language:
@@ -50,6 +54,7 @@ class Language:
         self.separator: str = self._data["separator"]
         self.tool_errors: Mapping[str, str] = self._data["tool_errors"]
         self.prompt: Mapping[str, str] = self._data["prompt"]
+        self.notices: Mapping[str, str] = self._data["notices"]
         self.agents: Mapping[str, Any] = self._data["agents"]
         self._read_back = {slots: (form,) for slots, form in self._data["read_back"].items()}
         self._compile()
@@ -80,7 +85,7 @@ class Language:
         patterns = data["understanding"]
         self._ask = {slot: re.compile(pattern) for slot, pattern in patterns["ask"].items()}
         self._cue = {
-            name: re.compile(patterns[name]) for name in ("request", "open", "recommend", "confirm", "affirm", "deny")
+            name: re.compile(patterns[name]) for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out")
         }
 
     def address(self, *, number: int, street: str) -> str:
@@ -144,10 +149,18 @@ class Language:
 
         heard = _PLACEHOLDER.sub(fill, reply)
         asks: set[str] = set()
+        suggests: dict[str, str] = {}
         recommends: set[str] = set()
+        regrets, regretted = False, {}
         stated: list[str] = []
         for sentence in _SENTENCE.findall(normal(_PLACEHOLDER.sub("\1", reply))):
+            if self._cue["sold_out"].search(sentence):
+                regrets = True
+                regretted.update(self.values(sentence, counted=True))
+                asks |= self._asked(sentence) if self._cue["request"].search(sentence) else set()
+                continue
             if self._cue["recommend"].search(sentence):
+                suggests.update(self.values(sentence, counted=True))
                 recommends.update(self.values(sentence, counted=True) or ("dish",))
                 continue
             stated.append(sentence)
@@ -160,7 +173,14 @@ class Language:
             asks=tuple(slot for slot in SLOTS if slot in asks and slot not in reads_back),
             reads_back={slot: reads_back[slot] for slot in SLOTS if slot in reads_back},
             recommends=tuple(slot for slot in SLOTS if slot in recommends),
+            suggests=suggests,
+            regrets=regrets,
+            regretted=regretted,
         )
+
+    def asks_advice(self, text: str) -> bool:
+        """Whether the user asks for a recommendation."""
+        return bool(self._cue["recommend"].search(normal(text)))
 
     def _asked(self, sentence: str) -> set[str]:
         choice = {slot for slot, values in self._named(sentence, counted=True).items() if len(values) > 1}
