@@ -89,7 +89,7 @@ class NotedEpisode:
         }
 
     def snapshot(self) -> Mapping[str, Any]:
-        return copy.deepcopy(asdict(self.notes))
+        return asdict(self.notes)
 
     def agent_says(self, text: str) -> Outcome:
         self._check_open()

@@ -5,7 +5,6 @@ Every reply is one order and one day. docs/environments.md states the rules; the
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -126,7 +125,7 @@ class StrategyEpisode(NotedEpisode):
 
     @property
     def land(self) -> Land:
-        return Land(**copy.deepcopy(self.notes.extra))
+        return Land(**{**self.notes.extra, "events": list(self.notes.extra["events"])})
 
     def system_prompt(self) -> tuple[Message, ...]:
         values = {"days": str(self._max_turns), "now": self._report(self.land)}

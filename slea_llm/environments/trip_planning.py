@@ -5,6 +5,7 @@ The constraints are checked by code against a generated database. docs/environme
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -102,7 +103,7 @@ class TripPlanning:
             costs = database.costs(city, start, nights, purpose)
             if len(costs) >= 4 and costs[0] < costs[-1]:
                 most = costs[0] + self.config.slack * rng.random() * (costs[-1] - costs[0])
-                return Trip(city=city, start=start, nights=nights, budget=-int(-most // 10) * 10, purpose=purpose)
+                return Trip(city=city, start=start, nights=nights, budget=math.ceil(most), purpose=purpose)
         raise ConfigError(f"database_seed {self.config.database_seed} makes a database without plans; take another")
 
     def _misstated(self, rng: random.Random, trip: Trip, speech: Speech) -> dict[str, str]:
