@@ -1,7 +1,8 @@
 """A customer complains of a washing machine; the agent soothes, finds out what is wrong and books a visit.
 
-The order of the steps decides: an angry customer tells nothing of the purchase before being soothed, nobody names a day
-before a visit is offered, and an offer convinces nobody while the trouble is not known. docs/environments.md has the rules.
+The order of the steps decides: an angry customer tells nothing of the purchase before being soothed, nobody names a
+day before a visit is offered, and an offer convinces nobody while the trouble is not known. docs/environments.md has
+the rules.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ REWARDS: MappingProxyType[Termination, float] = MappingProxyType({"success": 10.
 LONGEST_EXPERT = 10
 """Turns of the expert at worst: 5 questions, 2 vague answers, read-back, read-back of the corrected order, the call."""
 
+
 @dataclass(slots=True, kw_only=True)
 class _Progress:
     """All that changes during an episode. `pending` holds the values just read back, which a yes confirms."""

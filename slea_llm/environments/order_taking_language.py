@@ -85,7 +85,8 @@ class Language:
         patterns = data["understanding"]
         self._ask = {slot: re.compile(pattern) for slot, pattern in patterns["ask"].items()}
         self._cue = {
-            name: re.compile(patterns[name]) for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out")
+            name: re.compile(patterns[name])
+            for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out")
         }
 
     def address(self, *, number: int, street: str) -> str:

@@ -1,4 +1,4 @@
-"""What environments share in hearing an agent: thoughts, calls, and what a data file says of values, questions and acts.
+"""What environments share in hearing an agent: thoughts, calls, and a data file of values, questions and acts.
 
 A language of an environment is one file, `data/<environment>/<code>.yaml`; docs/environments.md lists its keys.
 """
@@ -24,12 +24,14 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d))+[.!?。;\n]*")
 _NOTES = "notes"
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A tool call found in a reply; `arguments` is None when the call is not valid JSON of the agreed shape."""
 
     name: str
     arguments: Mapping[str, Any] | None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
@@ -44,9 +46,11 @@ class Heard:
     reads_back: Mapping[str, str]
     does: tuple[str, ...] = ()
 
+
 def normal(text: str) -> str:
     """The text as patterns see it: full-width forms folded, typographic apostrophes made plain, lower case."""
     return unicodedata.normalize("NFKC", text).replace("’", "'").lower()
+
 
 def spoken(text: str) -> str:
     """A reply without its thought; a thought that was cut before its closing tag leaves nothing to say.
@@ -58,16 +62,20 @@ def spoken(text: str) -> str:
         text = tail
     return _THOUGHT.sub("", text).strip()
 
+
 def calls(reply: str) -> tuple[Call, ...]:
     """The structured calls in a reply whose thought is removed."""
     return tuple(_call(match.group(1)) for match in _CALL.finditer(reply))
+
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """A call as an agent writes it."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': dict(arguments)}, ensure_ascii=False)}</tool_call>"
 
+
 def sentences(text: str) -> tuple[str, ...]:
     return tuple(_SENTENCE.findall(text))
+
 
 def _call(source: str) -> Call:
     try:
@@ -78,6 +86,7 @@ def _call(source: str) -> Call:
         return Call(name="", arguments=None)
     arguments = document.get("arguments", {})
     return Call(name=document["name"], arguments=arguments if isinstance(arguments, dict) else None)
+
 
 class Speech:
     """One language of one environment, read from its data file.
@@ -164,7 +173,9 @@ class Speech:
 
     def acts(self, parts: Sequence[str]) -> tuple[str, ...]:
         """The named acts in normalised sentences, those negated left out."""
-        return tuple(name for name, pattern in self._acts.items() if any(self.affirmed(pattern, part) for part in parts))
+        return tuple(
+            name for name, pattern in self._acts.items() if any(self.affirmed(pattern, part) for part in parts)
+        )
 
     def affirmed(self, pattern: re.Pattern[str], sentence: str) -> bool:
         """Whether a pattern matches a normalised sentence where no negation stands right before it."""
@@ -188,6 +199,7 @@ class Speech:
     def patterns(self, key: str) -> dict[str, re.Pattern[str]]:
         """The patterns of another table of the data file's `understanding`."""
         return {name: _pattern(self.source, texts) for name, texts in self.data["understanding"][key].items()}
+
 
 class _Value:
     """How one slot's values are found in a text: named choices with other ways to say them, or a pattern with a form.
@@ -225,6 +237,7 @@ class _Value:
         value = str(self._form).format(**groups)
         return value.upper() if self._transform == "upper" else value
 
+
 def _edged(text: str) -> str:
     """A literal, with word borders where it begins or ends with a Latin letter or a digit."""
     escaped = re.escape(text)
@@ -232,12 +245,14 @@ def _edged(text: str) -> str:
     after = r"(?![a-z0-9])" if re.search(r"[a-z0-9]$", text) else ""
     return before + escaped + after
 
+
 def _pattern(source: str, texts: str | Sequence[str]) -> re.Pattern[str]:
     joined = texts if isinstance(texts, str) else "|".join(f"(?:{text})" for text in texts)
     try:
         return re.compile(joined)
     except re.error as error:
         raise ConfigError(f"data file {source}: {joined!r} is not a regular expression: {error}") from error
+
 
 def speeches(environment: str, language: str) -> dict[str, Speech]:
     """The languages that a setting `en`, `zh` or `mixed` names."""

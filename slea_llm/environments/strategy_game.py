@@ -133,7 +133,7 @@ class StrategyEpisode(NotedEpisode):
         return (Message(role="system", content=text),)
 
     def state(self) -> State:
-        """Gold, buildings and troops; whether scouts watch today, the days to a raid, and what was seen of the enemy."""
+        """Gold, buildings and troops; whether scouts watch today, days to a raid, and what was seen of the enemy."""
         land = self.land
         raid = self._enemy.raid_day - land.day
         return {

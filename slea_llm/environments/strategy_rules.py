@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ORDERS: tuple[str, ...] = ("gather", "farm", "barracks", "walls", "train", "research", "scout", "march", "hide", "attack")
+ORDERS: tuple[str, ...] = (
+    "gather",
+    "farm",
+    "barracks",
+    "walls",
+    "train",
+    "research",
+    "scout",
+    "march",
+    "hide",
+    "attack",
+)
 COSTS: Mapping[str, int] = {"farm": 30, "barracks": 40, "walls": 30, "train": 30, "research": 50}
 RICH = 100
 """Gold from which the land counts as rich."""

@@ -127,7 +127,8 @@ class SupportEpisode(NotedEpisode):
         self._fault = fault
         self._names = self.speech.patterns("names")
         self._mends = self.speech.patterns("mends")
-        self._checks = self.speech.patterns("cues")["checks"]
+        cues = self.speech.patterns("cues")
+        self._checks, self._remedies = cues["checks"], cues["remedies"]
 
     def acts_of(self, heard: Heard, reply: str) -> Mapping[str, Any]:
         named, mended, asked = self._read(reply)
@@ -151,6 +152,9 @@ class SupportEpisode(NotedEpisode):
             mends = {fault for fault, pattern in self._mends.items() if self.speech.affirmed(pattern, part)}
             names = {fault for fault, pattern in self._names.items() if self.speech.affirmed(pattern, part)}
             checking = bool(self._checks.search(part))
+            if not mends and not checking and len(named | names) == 1 and self._remedies.search(part):
+                # "It is the firewall, please open it": what is named is what is to be mended.
+                mends = named | names
             if mends and not checking:
                 mended |= mends
                 named |= names

@@ -109,13 +109,13 @@ class TripDatabase:
     def find_sites(self, city: str, purpose: str, start: int, nights: int) -> list[Site]:
         """Sites for the purpose that are open on one of the days."""
         open_days = {weekday(day) for day in range(start, start + nights + 1)}
-        return [
-            one for one in self.sites if one.city == city and one.purpose == purpose and one.weekdays & open_days
-        ]
+        return [one for one in self.sites if one.city == city and one.purpose == purpose and one.weekdays & open_days]
 
     def faults(self, trip: Trip, *, journey: str, hotel: str, site: str) -> list[str]:
         """Names of the constraints that a plan breaks: journey, hotel, site, budget."""
-        found_journey = next((j for j in self.find_journeys(trip.city, trip.start, trip.nights) if j.id == journey), None)
+        found_journey = next(
+            (j for j in self.find_journeys(trip.city, trip.start, trip.nights) if j.id == journey), None
+        )
         found_hotel = next((h for h in self.find_hotels(trip.city, trip.start, trip.nights) if h.id == hotel), None)
         sites = self.find_sites(trip.city, trip.purpose, trip.start, trip.nights)
         found_site = next((s for s in sites if s.id == site), None)

@@ -92,7 +92,9 @@ class TripPlanning:
             "patience": rng.choice((2, 2, 3)),
             "wording": f"{self.name}/user.{code}.yaml",
         }
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal={"trip": asdict(trip), "user": user}, language=code)
+        return Task(
+            id=f"{self.name}-{code}-{seed}", seed=seed, goal={"trip": asdict(trip), "user": user}, language=code
+        )
 
     def _trip(self, rng: random.Random, code: str) -> Trip:
         """A trip of which the database has plans of several prices."""
@@ -143,7 +145,10 @@ class TripPlanning:
     def _episode(self, task: Task, notes: Notes) -> TripEpisode:
         speech = speech_of(self._speeches, task)
         prompt = self._prompts[task.language]
-        values = {"slots": speech.slot_list(speech.slots), "book": call_text(BOOK, {"journey": "J1", "hotel": "H1", "site": "S1"})}
+        values = {
+            "slots": speech.slot_list(speech.slots),
+            "book": call_text(BOOK, {"journey": "J1", "hotel": "H1", "site": "S1"}),
+        }
         return TripEpisode(
             Trip(**task.goal["trip"]),
             self.databases[task.language],

@@ -11,14 +11,14 @@
 
 Where a task needs more, it may also say:
 
-- `changes`: slots of `misstated` whose first value was meant and is taken back unasked, in the answer after the telling;
+- `changes`: slots of `misstated` whose first value was meant and is taken back unasked, an answer after it was told;
 - `undecided`: slot -> how many suggestions it refuses before it takes one; its `values` entry is the empty text;
 - `accepts`: slot -> the one proposal that it finds to be right; `first`: slot -> the act that it must have heard before
   it tells that slot; `welcomes`: act -> the phrasing with which it answers that act the first time.
 
-It reacts to `acts` alone: `asks` and `recommends` (slots), `reads_back` (slot -> value heard), `suggests`, `proposes` and
-`unavailable` (slot -> value), `does` (names of other acts). A reply that does none of these, asks for what was told, asks
-for what nobody needs, reads back what was agreed already or proposes what is wrong costs patience.
+It reacts to `acts` alone: `asks` and `recommends` (slots), `reads_back` (slot -> value heard), `suggests`, `proposes`
+and `unavailable` (slot -> value), `does` (names of other acts). A reply that does none of these, asks for what was
+told, asks for what nobody needs, reads back what was agreed already or proposes what is wrong costs patience.
 """
 
 from __future__ import annotations
