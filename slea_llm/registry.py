@@ -20,6 +20,16 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "llm": "slea_llm.users.llm:LlmUser",
             }
         ),
+        "environment": MappingProxyType(
+                "order_taking": "slea_llm.environments.order_taking:OrderTaking",
+                "complaint": "slea_llm.environments.complaint:Complaint",
+                "tech_support": "slea_llm.environments.tech_support:TechSupport",
+                "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
+                "strategy_game": "slea_llm.environments.strategy_game:StrategyGame",
+                "gymnasium": "slea_llm.environments.gymnasium_text:GymnasiumText",
+                "textworld": "slea_llm.environments.textworld_games:TextWorldGames",
+                "verifiers": "slea_llm.environments.verifiers_tasks:VerifiersTasks",
+        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",

@@ -58,7 +58,9 @@ class TrainingRun:
 
     def __init__(self, recipe: Recipe, accelerator: Accelerator) -> None:
         from slea_llm.collection import Rank
+        from slea_llm.step_values import StepValues
 
+        self._values = StepValues()
         self._recipe, self._accelerator = recipe, accelerator
         self._output = Path(recipe.run.output_dir)
         self._rank: Rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
@@ -81,6 +83,7 @@ class TrainingRun:
             trainer.run(until=until)
             if trainer.iteration == recipe.trainer.iterations:
                 self._evaluate(session, "after", trainer.policy_version)
+            self._say_values()
             self._say_memory()
         finally:
             session.generator.close()
@@ -88,6 +91,7 @@ class TrainingRun:
     def _trainer(self, session: Session, model: PolicyCritic) -> Trainer:
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
+        from slea_llm.step_values import ValuedCrediting
         from slea_llm.storage import ScoredLog
         from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
@@ -128,7 +132,7 @@ class TrainingRun:
             Parts(
                 losses=losses,
                 collector=collector,
-                crediting=compose.crediting(recipe),
+                crediting=ValuedCrediting(compose.crediting(recipe), self._values),
                 generator=session.generator,
             ),
             accelerator=self._accelerator,
@@ -166,6 +170,20 @@ class TrainingRun:
             for one in scorer.evaluators
             if isinstance(one, RewardModel) and one.config.refresh_every
         }
+
+    def _say_values(self) -> None:
+        """The steps that this run's advantages valued most and least, over all processes."""
+        from accelerate.utils import gather_object
+
+        from slea_llm.step_values import StepValues
+
+        everyone = gather_object([self._values.sums])
+        if self._accelerator.is_main_process:
+            whole = StepValues()
+            for sums in everyone:
+                whole.merge(sums)
+            for line in whole.lines():
+                say(line)
 
     def _say_memory(self) -> None:
         from slea_llm.distributed import AcceleratorReducer
