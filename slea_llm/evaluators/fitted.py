@@ -217,6 +217,21 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
     return card
 
 
+def lines(card: Mapping[str, Any]) -> list[str]:
+    """Data, held-out quality and baselines of a card, to be printed."""
+    data, held_out = card["data"], card["held_out"]
+    return [
+        f"{data['dialogues']} dialogues, {data['successes']} of them successes, of {data['groups']} tasks",
+        f"success: {data['steps']} held-out steps: AUC {_shown(held_out['auc'])}, ECE {_shown(held_out['ece'])}, "
+        f"Brier {_shown(held_out['brier'])}",
+        *(f"  rule {name:<24} AUC {_shown(value)}" for name, value in card["baselines"].items()),
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
 def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
     """The gate: AUC and calibration on held-out groups, and better than every rule that ignores the state."""
     if not card:
