@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     for line in summary.lines():
         say(line)
-    for name, cost in scorer.costs().items():
-        say(f"{name}: {cost}")
+    for name, usage in scorer.usages().items():
+        say(f"{name}: {usage.line()}")
     return 0
 
 

@@ -117,8 +117,8 @@ def token_examples(
         report(f"left out: {count} {name}")
     if not found:
         raise ConfigError(
-            f"no labelled step lies within {opened.longest} tokens of its dialogue's beginning; give more --max-tokens, "
-            "or outcomes, a labels file or a heuristic"
+            f"no labelled step lies within {opened.longest} tokens of its dialogue's beginning; read more tokens, or "
+            "give outcomes, a labels file or a heuristic"
         )
     return found, counted
 

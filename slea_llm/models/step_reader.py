@@ -18,6 +18,7 @@ from slea_llm.settings import ModelSettings
 from slea_llm.types import Message, Step, Trajectory, Turn
 
 ADAPTER = "reward"
+_SILENCE = Message(role="user", content="")
 HEADS = 2
 
 
@@ -40,8 +41,9 @@ def row_of(chat: ChatTokenizer, trajectory: Trajectory, leaves: Sequence[Step], 
     """The tokens of a dialogue through the model's own chat template, each step encoded alone.
 
     The place of a step is known from how many ids its text became, so no marker is looked for among them. The end of
-    turn belongs to the last step of a reply that ended by itself. Raises EvaluatorError when the steps are not those
-    of the turns or there is nothing before the first one, TemplateError when the template refuses the dialogue.
+    turn belongs to the last step of a reply that ended by itself. An agent that speaks first answers an empty message
+    of the user, since no template opens with nothing. Raises EvaluatorError when the steps are not those of the turns,
+    TemplateError when the template refuses the dialogue.
     """
     by_turn: dict[int, list[Step]] = {}
     for step in leaves:
@@ -50,9 +52,7 @@ def row_of(chat: ChatTokenizer, trajectory: Trajectory, leaves: Sequence[Step], 
     places: list[int] = []
     for turn in trajectory.turns:
         context = [_as_text(message) for message in turn.context]
-        ids += chat.extend(ids, context) if ids else chat.prompt(context)
-        if not ids:
-            raise EvaluatorError(f"trajectory {trajectory.id!r}: nothing stands before its first step")
+        ids += chat.extend(ids, context) if ids else chat.prompt(context or [_SILENCE])
         if not places:
             places.append(len(ids) - 1)
         texts = _texts(trajectory, turn, by_turn.pop(turn.index, []))
