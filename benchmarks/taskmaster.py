@@ -10,7 +10,9 @@ The ids of the file are no conversations: all 1,950 differ, also those of rows w
 made of openings (`--group opening`, the default): rows whose users began with the same words stay together, and so
 do all rows of one context. `--group id` splits by the ids as they stand, so that alternatives of one context, and with
 them the same reply to the same words, are on both sides.
-Controls: contexts shuffled, labels shuffled, labels shuffled within each context.
+Controls: contexts shuffled, labels shuffled, labels shuffled within each context, and good steps exchanged. In the last,
+of two contexts and the good step of each, a step is to score above the other's where it stands in its own context:
+whatever its text alone says then counts as often for as against, so that a model that ignores the context gets 0.5.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ import numpy as np
 import torch
 
 from slea_llm.encoders import DEFAULT_ENCODER, load_encoder
-from slea_llm.fitting.evaluator import FitSettings, HeldOut, cross_validate, reliability
+from slea_llm.fitting.evaluator import FitSettings, HeldOut, cross_validate, reliability, shape_of
 from slea_llm.fitting.labels import StepLabel, examples
-from slea_llm.fitting.training import Example, TrainingSettings
+from slea_llm.fitting.training import Example, TrainingSettings, fit, folds, predict
 from slea_llm.measures import PairedDifference, pair_accuracies, paired_bootstrap
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.types import Message, Role, Trajectory, Turn
@@ -140,6 +142,7 @@ def main() -> None:
     print(f"minus popularity_with_overlap: {gain.mean:+.4f} (95 % {gain.interval[0]:+.4f} to {gain.interval[1]:+.4f})")
     if arguments.controls:
         controls(arguments, own, labels, settings)
+        swapped(arguments, own, labels, settings)
 
 
 def controls(
@@ -169,6 +172,42 @@ def controls(
             if rule.startswith("popularity")
         )
         print(f"{name}: pair accuracy {np.mean(list(found.values())):.4f}, AUC {auc:.4f}; {rules}", flush=True)
+
+
+def swapped(
+    arguments: argparse.Namespace, own: Sequence[Example], labels: Sequence[float], settings: FitSettings
+) -> None:
+    """Do held-out scores know which of two good steps belongs to which of two contexts?"""
+    said, _, contexts = read(arguments.folder, group=arguments.group)
+    fold = folds([one.group for one in own], settings.folds, seed=arguments.seed)
+    rng = np.random.default_rng(arguments.seed)
+    right: list[float] = []
+    for number in range(settings.folds):
+        good = [place for place in np.flatnonzero(fold == number) if labels[place] > 0.5]
+        rng.shuffle(good)
+        chosen = [
+            (left, other)
+            for left, other in zip(good[::2], good[1::2], strict=False)
+            if contexts[left] != contexts[other] and said[left].turns[0].text != said[other].turns[0].text
+        ]
+        train = [one for one, place in zip(own, fold, strict=True) if place != number]
+        fitted = fit(train, shape_of(own, settings), settings.training, seed=arguments.seed + number)
+        rows = [own[place] for pair in chosen for place in pair]
+        moved = [exchanged(said[place], said[other]) for pair in chosen for place, other in (pair, pair[::-1])]
+        strange = examples_of(moved, [1.0] * len(moved), arguments.encoder)
+        at_home, away = (np.array([logits[-1, 0] for logits in predict(fitted, part)]) for part in (rows, strange))
+        right += (0.5 * (1.0 + np.sign(at_home - away))).tolist()
+    error = np.std(right) / np.sqrt(len(right))
+    print(
+        f"good steps exchanged: {np.mean(right):.4f} of {len(right)} stand above (standard error {error:.3f})",
+        flush=True,
+    )
+
+
+def exchanged(one: Trajectory, other: Trajectory) -> Trajectory:
+    """The context of one with the step of the other."""
+    turn = dataclasses.replace(one.turns[0], text=other.turns[0].text)
+    return dataclasses.replace(one, turns=(turn,))
 
 
 def relabelled(rows: Sequence[Example], labels: Sequence[float]) -> list[Example]:
