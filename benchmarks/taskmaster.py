@@ -10,9 +10,9 @@ The ids of the file are no conversations: all 1,950 differ, also those of rows w
 made of openings (`--group opening`, the default): rows whose users began with the same words stay together, and so
 do all rows of one context. `--group id` splits by the ids as they stand, so that alternatives of one context, and with
 them the same reply to the same words, are on both sides.
-Controls: contexts shuffled, labels shuffled, labels shuffled within each context, and good steps exchanged. In the last,
-of two contexts and the good step of each, a step is to score above the other's where it stands in its own context:
-whatever its text alone says then counts as often for as against, so that a model that ignores the context gets 0.5.
+Controls: contexts shuffled, labels shuffled, labels shuffled within each context, and good steps exchanged. In the
+last, of two contexts and the good step of each, a step is to score above the other's where it stands in its own
+context: whatever its text alone says counts as often for as against, so that a model that ignores contexts gets 0.5.
 """
 
 from __future__ import annotations

@@ -160,6 +160,8 @@ def fit_causal(
     def refit(train: Sequence[int], held: Sequence[int], number: int) -> list[Floats]:
         _fit(reader, [rows[place] for place in train], [states[place] for place in train], settings, seed=seed + number)
         report(f"fold {number + 1} of {settings.folds} fitted")
+        if not settings.epochs:  # the base was left as it is, and what the heads see of it is known
+            return [_from_states(reader, rows[place], states[place]) for place in held]
         return predict(reader, [rows[place] for place in held], settings.batch_tokens)
 
     held_out = predict_apart(rows, refit, settings.folds, seed=seed)
@@ -194,6 +196,13 @@ def predict(reader: StepReader, rows: Sequence[TokenExample], batch_tokens: int)
         for index, values in zip(batch, logits, strict=True):
             count = len(rows[index].row.places)
             found[index][:count] = values[:count]
+    return found
+
+
+@torch.no_grad()
+def _from_states(reader: StepReader, row: TokenExample, states: torch.Tensor) -> Floats:
+    found = np.zeros((len(row.targets), HEADS))
+    found[: len(states)] = reader.heads(states.to(reader.device)).double().cpu().numpy()
     return found
 
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_fitted_is_refused_by_name(
         (("reward_model", "--max-tokens", "9"), "--max-tokens is not read by reward_model, which reads --labels"),
         (("causal_reward_model", "--joint"), "--joint is not read by causal_reward_model"),
         (("causal_reward_model", "--base", "none", "--lora-rank", "0"), "lora_rank 0 is out of range"),
-        (("causal_reward_model", "--base", str(log.parent)), "no readable model configuration"),
+        (("causal_reward_model", "--base", str(log.parent)), "no tokenizer could be loaded from"),
         (("causal_reward_model", "--base", "none", "--epochs", "-1"), "epochs -1 must be 0"),
     ):
         assert main([*command, *more]) == 2
