@@ -3,7 +3,7 @@
     python benchmarks/reply_acts.py TASKMASTER4 [DIALOGUES] [--model use-multilingual] [--odds 20]
 
 TASKMASTER4 holds tm4_reward_handed.json. reply_acts.json marks 150 of its agents' sentences: row, message (the reply of
-the row stands behind its context), first and last character, and what the sentence does; where two readings are as good,
+the row stands behind its context), first and last character, and what the sentence does; where two readings are good,
 both are right. They were marked before any parse of them had been seen. DIALOGUES holds multiwoz_sample.json and
 crosswoz_sample.json in the unified format; there an utterance, not a sentence, carries the acts that others marked, and
 F1 is over utterances of user and system: asked for something (request, reqmore), refused (nooffer, nobook).
