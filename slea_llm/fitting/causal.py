@@ -313,5 +313,5 @@ def _regression(features: torch.Tensor, targets: torch.Tensor, weights: torch.Te
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     return solved.detach()

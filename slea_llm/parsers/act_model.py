@@ -120,7 +120,8 @@ def _dual(rows: Floats, goal: Floats, weight: Floats, ridge: float) -> Floats:
 
     root = np.sqrt(weight)[:, None]
     scaled = root * rows
-    return root * np.linalg.solve(scaled @ scaled.T + ridge * np.eye(len(rows)), root * goal)
+    found: Floats = root * np.linalg.solve(scaled @ scaled.T + ridge * np.eye(len(rows)), root * goal)
+    return found
 
 
 def _left_out(rows: Floats, goal: Floats, weight: Floats, ridge: float) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slea_llm.evaluators.reward_model import UNFITTED
+from slea_llm.evaluators.reward_model_words import UNFITTED
 from tests.distributed.launching import launch
 from tests.support import training
 

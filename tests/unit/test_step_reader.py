@@ -183,7 +183,7 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path: Path) ->
     (base / "chat_template.jinja").write_text(kinds.MOVING_SYSTEM, encoding="utf-8")
     settings_of = ModelSettings(base=str(base), lora_rank=4, lora_alpha=8)
     # Without a system prompt this one only appends.
-    assert open_reader(settings_of, longest=64, device="cpu")
+    assert open_reader(settings_of, longest=64, device="cpu").longest == 64
     (base / "chat_template.jinja").write_text(
         "{% for message in messages %}{% if loop.last or message['role'] == 'user' %}"
         "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
