@@ -231,6 +231,14 @@ class Gated(Protocol):
 
 
 @runtime_checkable
+class Composed(Protocol):
+    """An evaluator made of others."""
+
+    @property
+    def evaluators(self) -> Sequence[StepEvaluator]: ...
+
+
+@runtime_checkable
 class BatchScoring(Protocol):
     """An evaluator that scores several trajectories in one go, with the same result as one by one."""
 

@@ -63,7 +63,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
-    _check_evaluators(recipe, components["user"][0][0])
+    shut = _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
     _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
@@ -76,12 +76,13 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return list(_odd(recipe, components["environment"][0][1]))
+    return [*shut, *_odd(recipe, components["environment"][0][1])]
 
 
-def _check_evaluators(recipe: Recipe, user: Any) -> None:
-    """Every evaluator, and every part of a blend, finds in a training run what it needs."""
+def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
     specs = list(recipe.evaluators)
+    shut = []
     while specs:
         spec = specs.pop()
         cls, config = component_config("evaluator", spec)
@@ -95,9 +96,12 @@ def _check_evaluators(recipe: Recipe, user: Any) -> None:
             raise UnsupportedError(f"evaluator {spec.name!r} plays dialogues on: {user.unrepeatable}")
         preflight = getattr(cls, "preflight", None)
         if preflight is not None:
-            preflight(config)
+            verdict = preflight(config)
+            if verdict is not None and not verdict.open:
+                shut.append(verdict.line)
         parts = getattr(config, "evaluators", ())
         specs += [ComponentSpec(name=part.name, **part.options) for part in parts]
+    return shut
 
 
 def _check_losses(recipe: Recipe) -> None:

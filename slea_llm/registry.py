@@ -50,6 +50,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "counterfactual_prediction": "slea_llm.evaluators.counterfactual:CounterfactualPrediction",
                 "llm_judge": "slea_llm.evaluators.llm_judge:LlmJudge",
                 "reward_model": "slea_llm.evaluators.reward_model:RewardModel",
+                "causal_reward_model": "slea_llm.evaluators.causal_reward_model:CausalRewardModel",
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),

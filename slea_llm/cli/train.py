@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.scoring import Scorer
     from slea_llm.trainer import Trainer
-    from slea_llm.types import ScoredTrajectory, Task, Trajectory
+    from slea_llm.types import Task, Trajectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +154,8 @@ class TrainingRun:
         from slea_llm.cotraining import Cotraining
         from slea_llm.evaluators.reward_model import RewardModel
 
-        def gather(own: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
-            everyone: list[ScoredTrajectory] = gather_object(own)
+        def gather(own: list[Any]) -> list[Any]:
+            everyone: list[Any] = gather_object(own)
             return everyone
 
         return {

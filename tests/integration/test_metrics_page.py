@@ -20,6 +20,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PLACEHOLDERS = {
+    r"asking/[\w/]+/(\w+)": r"asking/<component>/\1",
     r"credit/unscored/\w+": "credit/unscored/<evaluator>",
     r"credit/share/\w+": "credit/share/<part>",
     r"credit/\w+/(advantage_\w+|explained_variance)": r"credit/<stream>/\1",
