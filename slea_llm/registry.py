@@ -12,15 +12,9 @@ from slea_llm.errors import ConfigError, nearest
 
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
-        "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
-        "user": MappingProxyType(
-            {
-                "scripted": "slea_llm.users.scripted:ScriptedUser",
-                "recorded": "slea_llm.users.recorded:RecordedUser",
-                "llm": "slea_llm.users.llm:LlmUser",
-            }
-        ),
         "environment": MappingProxyType(
+            {
+                "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
                 "order_taking": "slea_llm.environments.order_taking:OrderTaking",
                 "complaint": "slea_llm.environments.complaint:Complaint",
                 "tech_support": "slea_llm.environments.tech_support:TechSupport",
@@ -29,7 +23,15 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "gymnasium": "slea_llm.environments.gymnasium_text:GymnasiumText",
                 "textworld": "slea_llm.environments.textworld_games:TextWorldGames",
                 "verifiers": "slea_llm.environments.verifiers_tasks:VerifiersTasks",
-        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
+            }
+        ),
+        "user": MappingProxyType(
+            {
+                "scripted": "slea_llm.users.scripted:ScriptedUser",
+                "recorded": "slea_llm.users.recorded:RecordedUser",
+                "llm": "slea_llm.users.llm:LlmUser",
+            }
+        ),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",
