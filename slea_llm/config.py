@@ -21,6 +21,7 @@ from slea_llm.settings import (
     StreamSettings,
     TrainerSettings,
     WarmStartSettings,
+    WeightSettings,
 )
 
 
@@ -49,6 +50,7 @@ class Recipe(BaseModel):
     evaluators: tuple[ComponentSpec, ...] = ()
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {"outcome": StreamSettings(sources=("outcome",))}
+    weights: WeightSettings = WeightSettings()
     credit: ComponentSpec = ComponentSpec(name="nested_gae")
     losses: tuple[ComponentSpec, ...] = (ComponentSpec(name="ppo"), ComponentSpec(name="value"))
     referee: ComponentSpec = ComponentSpec(name="rules")

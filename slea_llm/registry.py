@@ -58,6 +58,16 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
+        "augmenter": MappingProxyType(
+            {
+                "value_shaping": "slea_llm.augmenters.value_shaping:ValueShaping",
+                "attention_credit": "slea_llm.augmenters.attention_credit:AttentionCredit",
+                "slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress",
+                "success_backprop": "slea_llm.augmenters.success_backprop:SuccessBackprop",
+                "repeat_penalty": "slea_llm.augmenters.repeat_penalty:RepeatPenalty",
+                "info_density": "slea_llm.augmenters.info_density:InfoDensity",
+            }
+        ),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "loss": MappingProxyType(
             {

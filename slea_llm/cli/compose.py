@@ -9,7 +9,7 @@ from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_conf
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
-from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator, StepWeigher
 from slea_llm.scoring import Scorer, TokenDecoder
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def scorer(
 
 def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
-    augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
+    augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
         recipe.streams,
@@ -100,6 +100,7 @@ def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
         cls(config, streams=recipe.streams),
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
+        weights=recipe.weights,
     )
 
 

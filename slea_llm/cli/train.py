@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from slea_llm.cli.session import Session
     from slea_llm.collection import Observer, Rank
+    from slea_llm.crediting import Crediting
     from slea_llm.evaluation import EvaluationReport
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.scoring import Scorer
@@ -113,6 +114,7 @@ class TrainingRun:
         for gate in scorer.gates().values():
             if main:
                 say(gate.line)
+        crediting = compose.crediting(recipe)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
@@ -122,7 +124,7 @@ class TrainingRun:
             log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),
             rank=self._rank,
             before=before,
-            observers=self._observers(scorer),
+            observers=self._observers(scorer, crediting),
         )
         losses = compose.losses(recipe)
         return Trainer(
@@ -132,7 +134,7 @@ class TrainingRun:
             Parts(
                 losses=losses,
                 collector=collector,
-                crediting=ValuedCrediting(compose.crediting(recipe), self._values),
+                crediting=ValuedCrediting(crediting, self._values),
                 generator=session.generator,
             ),
             accelerator=self._accelerator,
@@ -147,28 +149,30 @@ class TrainingRun:
             ),
         )
 
-    def _observers(self, scorer: Scorer) -> dict[str, Observer]:
-        """Learnt evaluators that are refitted while the run goes on."""
+    def _observers(self, scorer: Scorer, crediting: Crediting) -> dict[str, Observer]:
+        """Learnt evaluators and augmenters that are fitted while the run goes on."""
         from accelerate.utils import gather_object
 
         from slea_llm.cotraining import Cotraining
         from slea_llm.evaluators.reward_model import RewardModel
+        from slea_llm.interfaces import Fittable
+        from slea_llm.refitting import Refitting
 
         def gather(own: list[Any]) -> list[Any]:
             everyone: list[Any] = gather_object(own)
             return everyone
 
-        return {
-            one.name: Cotraining(
-                one,
-                folder=self._output / "evaluators" / one.name,
-                main=bool(self._accelerator.is_main_process),
-                gather=gather,
-                seed=self._recipe.run.seed,
-                report=say,
-            )
+        main, seed = bool(self._accelerator.is_main_process), self._recipe.run.seed
+        evaluators, augmenters = self._output / "evaluators", self._output / "augmenters"
+        refitted: dict[str, Observer] = {
+            one.name: Cotraining(one, folder=evaluators / one.name, main=main, gather=gather, seed=seed, report=say)
             for one in scorer.evaluators
             if isinstance(one, RewardModel) and one.config.refresh_every
+        }
+        return refitted | {
+            one.name: Refitting(one, folder=augmenters / one.name, main=main, gather=gather, seed=seed, report=say)
+            for one in crediting.augmenters
+            if isinstance(one, Fittable) and one.refresh_every
         }
 
     def _say_values(self) -> None:
