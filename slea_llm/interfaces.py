@@ -281,6 +281,21 @@ class LossTerm(Protocol):
 
 
 @runtime_checkable
+class Adapting(Protocol):
+    """A loss term that changes itself as training goes; its state is checkpointed with the run."""
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Called after every update that moved the policy, with its metrics, which are the same on every rank."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
 class Reducer(Protocol):
     """Sums across ranks. Every whitening and every denominator goes through one."""
 

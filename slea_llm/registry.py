@@ -36,7 +36,12 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             }
         ),
         "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
-        "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
+        "credit": MappingProxyType(
+            {
+                "nested_gae": "slea_llm.credit.nested_gae:NestedGae",
+                "group_relative": "slea_llm.credit.group_relative:GroupRelative",
+            }
+        ),
         "loss": MappingProxyType(
             {
                 "ppo": "slea_llm.losses.ppo:PpoLoss",

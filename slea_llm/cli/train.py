@@ -64,6 +64,7 @@ class TrainingRun:
         self._rank: Rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
 
     def run(self, *, resume: bool, until: int | None) -> None:
+        from slea_llm.cli import compose
         from slea_llm.cli.session import open_session
         from slea_llm.models.policy import build
 
@@ -73,7 +74,10 @@ class TrainingRun:
             say(session.template)
         try:
             model = build(
-                recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+                recipe.model,
+                streams=compose.heads(recipe),
+                temperature=recipe.rollout.temperature,
+                seed=recipe.run.seed,
             )
             trainer = self._trainer(session, model)
             if resume:

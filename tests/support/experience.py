@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slea_llm.types import (
     TRUNCATIONS,
+    Message,
     ScoredStep,
     ScoredTrajectory,
     Span,
@@ -40,8 +41,14 @@ def dialogue(
     row_a_turn: bool = False,
     prompt: int = 2,
     name: str = "t",
+    task: str = "a",
+    states: Sequence[str] | None = None,
 ) -> ScoredTrajectory:
-    """A scored dialogue of that shape; `prompt` unsampled tokens stand before every turn, one character is a token."""
+    """A scored dialogue of that shape; `prompt` unsampled tokens stand before every turn, one character is a token.
+
+    `states` are the public states before the turns, by default the number of the turn.
+    """
+    known = list(states) if states is not None else [str(number) for number in range(len(shape))]
     paid = list(rewards) if rewards is not None else [0.0] * len(shape)
     steps: list[Step] = []
     turns: list[Turn] = []
@@ -67,10 +74,19 @@ def dialogue(
             at += count
         mask.extend([True] * (at - start))
         span = TokenSpan(row, start, at)
-        turns.append(Turn(index=number, context=(), text="x" * (at - start), span=span, reward=paid[number]))
+        turns.append(
+            Turn(
+                index=number,
+                context=(Message(role="user", content=known[number]),),
+                text="x" * (at - start),
+                span=span,
+                reward=paid[number],
+                state_before={"known": known[number]},
+            )
+        )
     trajectory = Trajectory(
         id=name,
-        task={},
+        task={"id": task},
         environment="test",
         seed=0,
         policy_version=0,
@@ -118,8 +134,12 @@ def stats_of(
     *,
     after: float = 0.0,
     log_ratio: Sequence[float] | None = None,
+    said_after: Mapping[str, Sequence[float]] | None = None,
 ) -> TokenStats:
-    """Stats with these values a stream and `after` as the value after the last token; log-ratio to the reference."""
+    """Stats with these values a stream and `after` as the value after the last token; log-ratio to the reference.
+
+    `said_after`: the values after every token, by default those before the next one.
+    """
     n = scored.trajectory.sampled_tokens
     ratio = np.zeros(n) if log_ratio is None else np.asarray(log_ratio, np.float64)
     return TokenStats(
@@ -128,6 +148,8 @@ def stats_of(
         values={name: np.array([*numbers, after], np.float64) for name, numbers in values.items()},
         policy_version=0,
         critic_version=0,
+        after={name: np.array([*numbers[1:], after][:n], np.float64) for name, numbers in values.items()}
+        | {name: np.asarray(numbers, np.float64) for name, numbers in (said_after or {}).items()},
     )
 
 
@@ -163,6 +185,8 @@ def experiences(
         scores={evaluator: scores},
         row_a_turn=draw(st.booleans()),
         name=f"t{draw(st.integers(0, 10**6))}",
+        task=draw(st.sampled_from("abc")),
+        states=[draw(st.sampled_from(["none", "some"])) for _ in shape],
     )
     n = one.trajectory.sampled_tokens
     values = {name: draw(st.lists(numbers, min_size=n, max_size=n)) for name in streams}
