@@ -144,7 +144,8 @@ def _reward_hacking(history: History, threshold: float) -> str | None:
         low, high, noise = _halves(paid)
         if high - low > max(3.0 * noise, 0.1 * abs(low)):
             return (
-                f"{part} pays {high:.2f} a dialogue, up from {low:.2f}, and success fell from {before:.0%} to {after:.0%}"
+                f"{part} pays {high:.2f} a dialogue, up from {low:.2f}, and success fell from {before:.0%} "
+                f"to {after:.0%}"
             )
     return None
 

@@ -203,7 +203,10 @@ class NestedGae:
             mask |= applies[name]
             advantages += weights[name] * parts[name]
         if self.config.whiten_final:
-            (advantages,) = whiten([advantages], [mask], reducer)
+            if len(whitened) == len(self.streams) == 1 and weights[whitened[0]] > 0.0:
+                advantages = parts[whitened[0]]  # whitened already: once more would change no more than its last digit
+            else:
+                (advantages,) = whiten([advantages], [mask], reducer)
         if self.config.clip > 0.0:
             advantages = np.clip(advantages, -self.config.clip, self.config.clip)
         return advantages, mask

@@ -18,7 +18,7 @@ from slea_llm.errors import CreditError
 from slea_llm.interfaces import CreditAssigner, LocalReducer
 from slea_llm.settings import StreamSettings
 from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
-from tests.support.experience import dialogue, experiences, on_ranks, stats_of
+from tests.support.experience import dialogue, experiences, on_ranks, spaced, stats_of
 
 STREAMS = {
     "outcome": StreamSettings(sources=("outcome",)),
@@ -61,7 +61,7 @@ def credit(method: Crediting, pairs: Pairs, reducer: Any = None) -> Sequence[Aug
 
 def of_one_token(reward: float, *, name: str, task: str = "a", **rest: Any) -> tuple[ScoredTrajectory, TokenStats]:
     one = dialogue([[("reply", 1)]], rewards=[reward], name=name, task=task, **rest)
-    return one, stats_of(one, dict.fromkeys(HEADS, [0.0]))
+    return one, stats_of(one, {head: [0.0] for head in HEADS})
 
 
 def plain(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -102,9 +102,7 @@ def test_one_finite_number_a_sampled_token(name: str, options: Mapping[str, Any]
 @every_method
 @settings(deadline=None, max_examples=12)
 @given(pairs=some_dialogues, cut=st.integers(0, 3))
-def test_splitting_over_ranks_changes_nothing(
-    name: str, options: Mapping[str, Any], pairs: Pairs, cut: int
-) -> None:
+def test_splitting_over_ranks_changes_nothing(name: str, options: Mapping[str, Any], pairs: Pairs, cut: int) -> None:
     """Groups of one task stay on one rank."""
     method = crediting(name, options)
     first = [pair for pair in pairs if pair[0].trajectory.task["id"] < "abcd"[cut]]
@@ -170,22 +168,8 @@ def test_br_017_what_was_not_sampled_is_in_no_number(
     name: str, options: Mapping[str, Any], pairs: Pairs, prompt: int, row_a_turn: bool
 ) -> None:
     """Prompts of any length, one row or many: whatever stands or is padded between sampled tokens counts nowhere."""
-    streams = {"scores": STREAMS["scores"], "outcome": STREAMS["outcome"]}
-    method = crediting(name, options, streams)
-    moved = []
-    for one, stats in pairs:
-        steps = [[(s.kind, len(s.tokens or ())) for s in one.steps if s.turn == t.index] for t in one.trajectory.turns]
-        other = dialogue(
-            steps,
-            rewards=[turn.reward for turn in one.trajectory.turns],
-            termination=one.trajectory.termination,
-            scores={"judge": {key: score.score for key, score in one.scores_of("judge").items()}},
-            row_a_turn=row_a_turn,
-            prompt=prompt,
-            task=one.trajectory.task["id"],
-            states=[turn.state_before["known"] for turn in one.trajectory.turns],
-        )
-        moved.append((other, stats))
+    method = crediting(name, options)
+    moved = [(spaced(one, prompt, row_a_turn=row_a_turn), stats) for one, stats in pairs]
     for one, other in zip(credit(method, pairs), credit(method, moved), strict=True):
         np.testing.assert_array_equal(one.advantages, other.advantages)
         np.testing.assert_array_equal(one.policy_mask, other.policy_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -153,6 +154,55 @@ def stats_of(
     )
 
 
+def spaced(scored: ScoredTrajectory, prompt: int, *, row_a_turn: bool) -> ScoredTrajectory:
+    """The same dialogue with `prompt` unsampled tokens before every turn, in one row or in one a turn."""
+    rows: list[list[bool]] = [] if row_a_turn else [[]]
+    turns: list[Turn] = []
+    moves: dict[int, tuple[int, int]] = {}
+    for turn in scored.trajectory.turns:
+        assert turn.span is not None
+        if row_a_turn:
+            rows.append([])
+        rows[-1].extend([False] * prompt)
+        start = len(rows[-1])
+        rows[-1].extend([True] * len(turn.span))
+        moves[turn.index] = (len(rows) - 1, start - turn.span.start)
+        turns.append(dataclasses.replace(turn, span=TokenSpan(len(rows) - 1, start, start + len(turn.span))))
+    steps = []
+    for step in scored.steps:
+        assert step.tokens is not None
+        row, by = moves[step.turn]
+        steps.append(dataclasses.replace(step, tokens=TokenSpan(row, step.tokens.start + by, step.tokens.end + by)))
+    traces = tuple(_trace(mask) for mask in rows)
+    trajectory = dataclasses.replace(scored.trajectory, turns=tuple(turns), traces=traces)
+    return dataclasses.replace(scored, trajectory=trajectory, steps=tuple(steps))
+
+
+def refined(scored: ScoredTrajectory, turn: int, first: int, last: int) -> ScoredTrajectory:
+    """The same dialogue with a step more, which the leaf steps `first` to `last` of a turn without parents refine."""
+    own = [step for step in scored.steps if step.turn == turn]
+    inside = own[first : last + 1]
+    rows = [step.tokens for step in inside if step.tokens is not None]
+    parent = dataclasses.replace(
+        inside[0],
+        text="".join(step.text for step in inside),
+        span=Span(inside[0].span.start, inside[-1].span.end),
+        tokens=TokenSpan(rows[0].row, rows[0].start, rows[-1].end),
+    )
+    place = {step.index: step.index + (step.index >= first) for step in own}
+    moved = [
+        dataclasses.replace(step, index=place[step.index], parent=first if step in inside else None) for step in own
+    ]
+    steps = [*moved[:first], parent, *moved[first:]]
+    others = {step.turn: [s for s in scored.steps if s.turn == step.turn] for step in scored.steps}
+    others[turn] = steps
+    scores = tuple(
+        dataclasses.replace(score, step=place[score.step]) if score.turn == turn else score for score in scored.scores
+    )
+    everything = tuple(step for number in sorted(others) for step in others[number])
+    return dataclasses.replace(scored, steps=everything, scores=scores)
+
+
 @st.composite
 def shapes(draw: st.DrawFn, max_turns: int = 4, max_steps: int = 3, max_tokens: int = 4) -> Shape:
     """Dialogues of a few turns; a step after the first may be without a token."""
@@ -188,6 +238,10 @@ def experiences(
         task=draw(st.sampled_from("abc")),
         states=[draw(st.sampled_from(["none", "some"])) for _ in shape],
     )
+    for turn, steps in enumerate(shape):
+        if len(steps) > 1 and draw(st.booleans()):
+            first = draw(st.integers(0, len(steps) - 1))
+            one = refined(one, turn, first, draw(st.integers(first, len(steps) - 1)))
     n = one.trajectory.sampled_tokens
     values = {name: draw(st.lists(numbers, min_size=n, max_size=n)) for name in streams}
     ratio = draw(st.lists(numbers, min_size=n, max_size=n))
