@@ -84,7 +84,9 @@ def _above(name: str, what: str, count: int) -> Callable[[History, float], str |
 def _explained_variance(history: History, threshold: float) -> str | None:
     for name in history.streams:
         values = history.last(f"credit/{name}/explained_variance", 3)
-        if values and max(values) < threshold:
+        error, reward = history.last(f"credit/{name}/advantage_std"), history.last(f"credit/{name}/reward_max")
+        # Returns that are nearly all equal leave nothing to explain: errors that are small beside rewards are no fault.
+        if values and error and reward and max(values) < threshold and error[0] > 0.5 * reward[0]:
             return f"stream {name}: explained variance {values[-1]:.2f}"
     return None
 

@@ -229,6 +229,6 @@ def test_states_that_are_not_told_are_an_error() -> None:
     one = played([1])
     turns = tuple(dataclasses.replace(turn, state_before={}) for turn in one.trajectory.turns)
     bare = dataclasses.replace(one, trajectory=dataclasses.replace(one.trajectory, turns=turns))
-    with pytest.raises(CreditError, match="no public state before turn 0; set credit.state to observation"):
+    with pytest.raises(CreditError, match=r"no public state before turn 0; set credit\.state to observation"):
         credit([bare], step_weight=1.0)
     assert len(credit([bare])) == 1  # without a step part nobody asks for it
