@@ -192,11 +192,6 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
     critic_free = recipe.model.critic == "none"
     if critic_free and recipe.rollout.max_turns < own_limit:
         notes.append("model.critic none: a dialogue that is cut counts as if nothing had followed")
-    if recipe.parser.name == "reply" and recipe.credit.options.get("unit") in ("step", "substep"):
-        notes.append(
-            f"credit.unit {recipe.credit.options['unit']} with parser reply, which makes one step of a reply: steps "
-            "add nothing; unit turn says the same"
-        )
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
     return notes

@@ -53,19 +53,31 @@ def gae(rewards: Floats, values: Floats, gammas: Floats, lams: Floats, *, bootst
     return np.where(mask, advantages.T, 0.0)
 
 
-def whiten(arrays: Sequence[Floats], masks: Sequence[Bools], reducer: Reducer) -> list[Floats]:
+def whiten(
+    arrays: Sequence[Floats], masks: Sequence[Bools], reducer: Reducer, weights: Sequence[Floats] | None = None
+) -> list[Floats]:
     """Each array to mean 0 and population standard deviation 1 over its mask, over all ranks; 0 outside the mask.
+
+    `weights`, of the shapes of the arrays, say what a number counts for in both statistics; None: each counts once.
 
     Numbers that are all equal, a single number among them, become 0. No epsilon is added to the deviation, so that
     whitening twice is whitening once. Two sums across ranks whatever the number of arrays, also from an empty rank.
     """
     picked = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
-    sums = reducer.sum([number for part in picked for number in (float(part.size), float(part.sum()))])
-    counts = [max(count, 1.0) for count in sums[0::2]]
+    if weights is None:
+        shares = [np.ones(part.size) for part in picked]
+    else:
+        shares = [weight[mask] for weight, mask in zip(weights, masks, strict=True)]
+    pairs = list(zip(picked, shares, strict=True))
+    sums = reducer.sum([number for part, w in pairs for number in (float(w.sum()), float((w * part).sum()))])
+    counts = [count or 1.0 for count in sums[0::2]]
     means = [total / count for total, count in zip(sums[1::2], counts, strict=True)]
     # Corrected two-pass form (Chan et al. 1983): what rounding left of the mean is taken out with the deviations.
     deviations = [part - mean for part, mean in zip(picked, means, strict=True)]
-    rests = reducer.sum([number for part in deviations for number in (float(part.sum()), float(np.square(part).sum()))])
+    pairs = list(zip(deviations, shares, strict=True))
+    rests = reducer.sum(
+        [number for part, w in pairs for number in (float((w * part).sum()), float((w * np.square(part)).sum()))]
+    )
     whitened = []
     for index, (array, mask, part) in enumerate(zip(arrays, masks, deviations, strict=True)):
         rest, square = rests[2 * index] / counts[index], rests[2 * index + 1] / counts[index]

@@ -17,7 +17,9 @@ import numpy as np
 from slea_llm.credit.maths import Bools, Floats, gae, length_adaptive_lambda, whiten
 from slea_llm.credit.placement import Layout, lay_out
 from slea_llm.credit.units import (
+    COUNTINGS,
     UNITS,
+    Counting,
     Rewards,
     Tokens,
     Unit,
@@ -74,6 +76,9 @@ class NestedGae:
         """Above 0: inside a step lambda is 1 - 1 / (alpha * tokens of the dialogue). 0: the stream's lam_token."""
         whiten_final: bool = True
         """Whiten the weighted sum of the streams once more."""
+        whiten_by: Counting = "token"
+        """What counts once in the mean and deviation of every whitening. `dialogue`: however long it is; then equally
+        good short and long dialogues are equally good on average (docs/credit.md has the numbers)."""
         clip: float = 0.0
         """Bound on the absolute final advantage. 0: none."""
 
@@ -101,6 +106,8 @@ class NestedGae:
             raise ConfigError(f"clip {config.clip} and length_alpha {config.length_alpha} must be 0 or above")
         if config.length_alpha > 0.0 and config.unit != "token":
             raise ConfigError(f"length_alpha acts on tokens only; set it to 0 or unit {config.unit!r} to 'token'")
+        if config.whiten_by not in COUNTINGS:
+            raise ConfigError(f"whiten_by {config.whiten_by!r} is not one of {', '.join(COUNTINGS)}")
         if config.conditional not in ("none", "after_state", "q_head"):
             raise ConfigError(f"conditional {config.conditional!r} is not one of none, after_state, q_head")
         if config.conditional == "q_head" and config.unit == "token":
@@ -144,7 +151,7 @@ class NestedGae:
                 own, nothing = values_after(name, stats, layouts), np.zeros(min(len(known), 1))
                 after[name] = np.where(np.append(known[1:], nothing > 0), np.append(estimate.target[1:], nothing), own)
         weights = {name: stream.weight_at(progress) for name, stream in self.streams.items()}
-        advantages, mask = self._combine(raw, applies, weights, tokens.total, reducer)
+        advantages, mask = self._combine(raw, applies, weights, tokens, reducer)
         return self._experiences(scored, rewards, stats, tokens, advantages, mask, returns, after)
 
     def _estimate(
@@ -187,16 +194,18 @@ class NestedGae:
         raw: Mapping[str, Floats],
         applies: Mapping[str, Bools],
         weights: Mapping[str, float],
-        total: int,
+        tokens: Tokens,
         reducer: Reducer,
     ) -> tuple[Floats, Bools]:
         """The one advantage of every token, and where any stream gave one."""
+        by = self.config.whiten_by
         whitened = [name for name, stream in self.streams.items() if stream.whiten]
         parts = {name: np.where(applies[name], raw[name], 0.0) for name in self.streams}
-        white = whiten([raw[name] for name in whitened], [applies[name] for name in whitened], reducer)
+        masks = [applies[name] for name in whitened]
+        white = whiten([raw[name] for name in whitened], masks, reducer, [tokens.shares(mask, by) for mask in masks])
         parts.update(zip(whitened, white, strict=True))
-        mask = np.zeros(total, dtype=bool)
-        advantages = np.zeros(total)
+        mask = np.zeros(tokens.total, dtype=bool)
+        advantages = np.zeros(tokens.total)
         for name, stream in self.streams.items():
             if stream.fade_until and not weights[name]:
                 continue  # what has faded away claims no tokens either
@@ -206,7 +215,7 @@ class NestedGae:
             if len(whitened) == len(self.streams) == 1 and weights[whitened[0]] > 0.0:
                 advantages = parts[whitened[0]]  # whitened already: once more would change no more than its last digit
             else:
-                (advantages,) = whiten([advantages], [mask], reducer)
+                (advantages,) = whiten([advantages], [mask], reducer, [tokens.shares(mask, by)])
         if self.config.clip > 0.0:
             advantages = np.clip(advantages, -self.config.clip, self.config.clip)
         return advantages, mask

@@ -18,6 +18,8 @@ from slea_llm.types import STEP_KINDS, ScoredTrajectory, TokenStats
 Unit = Literal["token", "substep", "step", "turn"]
 UNITS: tuple[Unit, ...] = ("token", "substep", "step", "turn")
 """From fine to coarse. `substep`: leaf steps; `step`: steps that refine no other; the same where nothing is refined."""
+Counting = Literal["token", "unit", "dialogue"]
+COUNTINGS: tuple[Counting, ...] = ("token", "unit", "dialogue")
 Rewards = Mapping[str, Mapping[str, np.ndarray]]
 """`[stream][part]`, (n,) each, of one trajectory."""
 
@@ -108,6 +110,14 @@ class Tokens:
     def split(self, token_numbers: NDArray[np.generic]) -> list[NDArray[np.generic]]:
         """(N,) -> one array a trajectory."""
         return np.split(token_numbers, np.cumsum(self.sizes)[:-1]) if len(self.sizes) else []
+
+    def shares(self, mask: Bools, by: Counting) -> Floats:
+        """(N,) what a token of the mask counts for, so that every token, unit or dialogue counts once."""
+        if by == "token":
+            return np.ones(self.total)
+        owner = np.repeat(np.arange(len(self.starts)) if by == "unit" else self.row, self.lengths)
+        counts = np.bincount(owner, mask, minlength=1)
+        return 1.0 / np.maximum(counts, 1.0)[owner]
 
     def transitions(self, stream: StreamSettings) -> tuple[Floats, Floats]:
         """gamma and lambda (U,) of the transition after every unit."""

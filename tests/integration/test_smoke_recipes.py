@@ -44,5 +44,5 @@ def test_a_smoke_recipe_trains(name: str, base: Path, tmp_path: Path, capsys: py
         assert all(math.isfinite(value) for value in line["metrics"].values())
         assert line["metrics"]["update/policy_count"] == line["metrics"]["update/count"] == 1
     assert load_recipe(output / "recipe.yaml").credit == recipe.credit
-    if recipe.parser.name == "reply":
+    if name == "smoke/atomic_actions.yaml":
         assert "every reply is one step" in capsys.readouterr().out
