@@ -98,7 +98,7 @@ def _read_after(
     if all(one.after_mask is None for one in experiences):
         return None
     before = np.array([any(stream in one.returns for one in experiences) for stream in streams])
-    head_mask = value_mask[..., None] & before
+    head_mask: np.ndarray = value_mask[..., None] & before
     flags = np.concatenate([_flags(one) for one in experiences])
     rows, columns = grid.behind(flags)
     value_mask[rows, columns] = True

@@ -237,11 +237,11 @@ class Crediting:
         failed = sum(one.trajectory.failed for one in scored)
         empty = len(scored) - failed - len(experiences)
         numbers = (failed, empty, steps, len(experiences), *missing, *sizes, *paid)
-        failed, empty, steps, dialogues, *rest = reducer.sum([float(number) for number in numbers])
-        metrics = {"credit/failed": failed, "credit/empty": empty}
-        if steps > 0.0:
+        broken, unheard, leaves, dialogues, *rest = reducer.sum([float(number) for number in numbers])
+        metrics = {"credit/failed": broken, "credit/empty": unheard}
+        if leaves > 0.0:
             without = zip(evaluators, rest, strict=False)
-            metrics.update({f"credit/unscored/{evaluator}": count / steps for evaluator, count in without})
+            metrics.update({f"credit/unscored/{evaluator}": count / leaves for evaluator, count in without})
         sizes, paid = rest[len(evaluators) : len(evaluators) + len(parts)], rest[len(evaluators) + len(parts) :]
         if (total := sum(sizes)) > 0.0:
             shares = zip(parts, sizes, strict=True)

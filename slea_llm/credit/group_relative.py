@@ -166,7 +166,7 @@ class GroupRelative:
         """(B,) what each dialogue earned against its group; 0 for one of which the stream knows nothing."""
         count = len(scored)
         known = np.bincount(tokens.row, heard, minlength=count) > 0
-        returns = np.bincount(tokens.row, paid, minlength=count)
+        returns = np.bincount(tokens.row, paid, minlength=count).astype(np.float64)
         weights = np.ones(count)
         if self.config.episode_mean == "turns":
             weights = np.array([float(len(one.trajectory.turns)) for one in scored])

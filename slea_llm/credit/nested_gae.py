@@ -264,4 +264,5 @@ class NestedGae:
 def _answered(tokens: Tokens) -> Bools:
     """(U,) true for the last unit of every turn but the last: somebody answers, and the agent speaks again."""
     followed = np.append(tokens.row[1:] == tokens.row[:-1], np.zeros(min(len(tokens.row), 1), dtype=bool))
-    return followed & (tokens.level == UNITS.index("turn"))
+    ends_a_turn: Bools = tokens.level == UNITS.index("turn")
+    return followed & ends_a_turn

@@ -170,9 +170,9 @@ def test_br_017_what_was_not_sampled_is_in_no_number(
     """Prompts of any length, one row or many: whatever stands or is padded between sampled tokens counts nowhere."""
     method = crediting(name, options)
     moved = [(spaced(one, prompt, row_a_turn=row_a_turn), stats) for one, stats in pairs]
-    for one, other in zip(credit(method, pairs), credit(method, moved), strict=True):
-        np.testing.assert_array_equal(one.advantages, other.advantages)
-        np.testing.assert_array_equal(one.policy_mask, other.policy_mask)
+    for got, other in zip(credit(method, pairs), credit(method, moved), strict=True):
+        np.testing.assert_array_equal(got.advantages, other.advantages)
+        np.testing.assert_array_equal(got.policy_mask, other.policy_mask)
 
 
 @every_method
@@ -185,10 +185,10 @@ def test_br_019_unscored_and_equal_groups_give_zero_and_never_nan(name: str, opt
             one = dialogue([[("reply", 2)]], scores={"judge": {(0, 0): score}}, name=str(number))
             after = {"scores_q": [score or 0.0] * 2}
             pairs.append((one, stats_of(one, {"scores": [0.0] * 2, "scores_q": [0.0] * 2}, said_after=after)))
-        for score, one in zip(group, credit(method, pairs), strict=True):
-            np.testing.assert_array_equal(one.advantages, 0.0)
-            assert one.policy_mask.all() == (score is not None)
-            assert one.policy_mask.any() == (score is not None)
+        for score, got in zip(group, credit(method, pairs), strict=True):
+            np.testing.assert_array_equal(got.advantages, 0.0)
+            assert got.policy_mask.all() == (score is not None)
+            assert got.policy_mask.any() == (score is not None)
 
 
 @every_method

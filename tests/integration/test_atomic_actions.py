@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 SETTINGS = TrainerSettings(iterations=2, epochs=2, minibatch=4, microbatch=4, learning_rate=1e-2, target_kl=0.0)
 GAMMA, LAM = 0.99, 0.95
 PLAIN = StreamSettings(sources=("outcome",), gamma_turn=GAMMA, lam_turn=LAM)
-ODD: Mapping[str, float] = {"gamma_step": 0.3, "lam_step": 0.2, "gamma_substep": 0.1, "lam_substep": 0.4}
+ODD: Mapping[str, Any] = {"gamma_step": 0.3, "lam_step": 0.2, "gamma_substep": 0.1, "lam_substep": 0.4}
 """What would change every number if there were steps in a reply."""
 
 

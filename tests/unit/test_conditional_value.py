@@ -80,10 +80,10 @@ def test_a_q_head_against_the_value_is_the_policy_mean_baseline() -> None:
     got = credit(pairs, unit="step", conditional="q_head")
     close([one.advantages for one in got], [[-0.23] * 2, [0.07] * 2, [0.47] * 2])
     close([one.after_returns["s_q"] for one in got], [[1.0, 1.0]] * 3)
-    for one in got:
-        assert one.value_mask.tolist() == [True, False]
-        assert one.after_mask is not None
-        assert one.after_mask.tolist() == [False, True]
+    for credited in got:
+        assert credited.value_mask.tolist() == [True, False]
+        assert credited.after_mask is not None
+        assert credited.after_mask.tolist() == [False, True]
 
 
 @settings(deadline=None, max_examples=30)
