@@ -64,6 +64,9 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     components = check_components(recipe)
     _check_evaluators(recipe)
     _check_losses(recipe)
+    for term, config in components["losses"]:
+        if not getattr(term, "needs", frozenset()):
+            term(config)  # it refuses what its settings cannot do together
     _check_credit(recipe, *components["credit"][0])
     _check_shaping(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
