@@ -243,7 +243,11 @@ class Augmenter(Protocol):
 
 
 class CreditAssigner(Protocol):
-    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token."""
+    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token.
+
+    Groups of one task are whole on a rank. A method may say `reads_critic = False`, so that a recipe with a critic is
+    refused, and name in `heads` the value heads that it reads where these are not one a stream.
+    """
 
     name: ClassVar[str]
 
