@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from slea_llm.credit import nested_gae
+from slea_llm.credit.maths import gae
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.credit.units import UNITS
 from slea_llm.crediting import Crediting, check_streams
@@ -19,11 +21,12 @@ from slea_llm.errors import ConfigError, CreditError, UnsupportedError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import StreamSettings
 from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
-from tests.support.experience import Shape, dialogue, experiences, kinds_of, on_ranks, stats_of
+from tests.support.experience import Shape, dialogue, experiences, kinds_of, on_ranks, refined, stats_of
 from tests.support.slow_credit import slow_credit
 
 OUTCOME = StreamSettings(sources=("outcome",))
 SCORES = StreamSettings(sources=("judge",), gamma_step=0.0, gamma_turn=0.0)
+SCORES_OF_TURNS = StreamSettings(sources=("judge",), gamma_turn=0.0)
 Pair = tuple[ScoredTrajectory, TokenStats]
 Knobs = Mapping[str, Any]
 
@@ -227,6 +230,26 @@ def test_one_stream_of_weight_one_is_no_stream(pairs: list[Pair], unit: str) -> 
     twice, once = credit(pairs, streams, unit=unit), credit(pairs, bare, unit=unit)
     for left, right in zip(twice, once, strict=True):
         np.testing.assert_array_equal(left.advantages, right.advantages)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_level_and_outcome_only_is_the_one_recursion_once_a_stream(
+    unit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def watched(rewards: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(rewards.shape)
+        return gae(rewards, *rest, **named)
+
+    monkeypatch.setattr(nested_gae, "gae", watched)
+    one = refined(dialogue([[("thought", 2), ("thought", 1), ("reply", 2)], [("reply", 3)]], rewards=[0, 1]), 0, 0, 1)
+    stats = stats_of(one, {"a": [0.5] * 8, "b": [0.0] * 8})
+    outcome_only = StreamSettings(sources=("outcome",), gamma_turn=1.0, lam_turn=1.0, whiten=False)
+    scored = dataclasses.replace(one, evaluator_versions={"judge": "1"})
+    (got,) = credit([(scored, stats)], {"a": outcome_only, "b": SCORES_OF_TURNS}, unit=unit, whiten_final=False)
+    assert seen == [(1, {"token": 8, "substep": 4, "step": 3, "turn": 2}[unit])] * 2
+    close(got.returns["a"], 1.0)  # every token hears of the whole outcome
 
 
 @settings(deadline=None, max_examples=30)
