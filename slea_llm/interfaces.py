@@ -330,7 +330,11 @@ class Fittable(Protocol):
 
 
 class CreditAssigner(Protocol):
-    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token."""
+    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token.
+
+    Groups of one task are whole on a rank. A method may say `reads_critic = False`, so that a recipe with a critic is
+    refused, and name in `heads` the value heads that it reads where these are not one a stream.
+    """
 
     name: ClassVar[str]
 
@@ -365,6 +369,21 @@ class LossTerm(Protocol):
         ...
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue: ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A loss term that changes itself as training goes; its state is checkpointed with the run."""
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Called after every update that moved the policy, with its metrics, which are the same on every rank."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable

@@ -69,6 +69,9 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             }
         ),
         "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
+        "credit": MappingProxyType(
+                "nested_gae": "slea_llm.credit.nested_gae:NestedGae",
+                "group_relative": "slea_llm.credit.group_relative:GroupRelative",
         "loss": MappingProxyType(
             {
                 "ppo": "slea_llm.losses.ppo:PpoLoss",

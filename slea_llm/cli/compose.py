@@ -104,5 +104,12 @@ def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
     )
 
 
+def heads(recipe: Recipe) -> tuple[str, ...]:
+    """The value heads that the credit method of a recipe reads."""
+    cls, config = component_config("credit", recipe.credit)
+    found: tuple[str, ...] = getattr(cls(config, streams=recipe.streams), "heads", tuple(recipe.streams))
+    return found
+
+
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:
     return tuple(component("loss", spec) for spec in recipe.losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from slea_llm.cli.session import Session
-    from slea_llm.collection import Observer, Rank
+    from slea_llm.collection import Log, Observer, Rank
     from slea_llm.crediting import Crediting
     from slea_llm.evaluation import EvaluationReport
     from slea_llm.models.policy import PolicyCritic
@@ -67,18 +68,25 @@ class TrainingRun:
         self._rank: Rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
 
     def run(self, *, resume: bool, until: int | None) -> None:
+        from slea_llm.cli import compose
         from slea_llm.cli.session import open_session
         from slea_llm.models.policy import build
+        from slea_llm.storage import ScoredLog
 
         recipe = self._recipe
         session = open_session(recipe, seed_offset=self._rank.index)
         if self._accelerator.is_main_process:
             say(session.template)
-        try:
+        with ExitStack() as stack:
+            stack.callback(session.generator.close)
             model = build(
-                recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+                recipe.model,
+                streams=compose.heads(recipe),
+                temperature=recipe.rollout.temperature,
+                seed=recipe.run.seed,
             )
-            trainer = self._trainer(session, model)
+            log = stack.enter_context(ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"))
+            trainer = self._trainer(session, model, log)
             if resume:
                 self._resume(trainer)
             trainer.run(until=until)
@@ -86,14 +94,11 @@ class TrainingRun:
                 self._evaluate(session, "after", trainer.policy_version)
             self._say_values()
             self._say_memory()
-        finally:
-            session.generator.close()
 
-    def _trainer(self, session: Session, model: PolicyCritic) -> Trainer:
+    def _trainer(self, session: Session, model: PolicyCritic, log: Log) -> Trainer:
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
         from slea_llm.step_values import ValuedCrediting
-        from slea_llm.storage import ScoredLog
         from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
         recipe = self._recipe
@@ -121,7 +126,7 @@ class TrainingRun:
             scorer=scorer,
             settings=recipe.rollout,
             seed=recipe.run.seed,
-            log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),
+            log=log,
             rank=self._rank,
             before=before,
             observers=self._observers(scorer, crediting),
