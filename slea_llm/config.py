@@ -98,6 +98,7 @@ class ScoringRecipe(BaseModel):
     """Empty: the outcome, and every evaluator's scores at a weight of 0.3."""
     credit: ComponentSpec = ComponentSpec(name="nested_gae", unit="step")  # type: ignore[call-arg]
     kl_in_reward: float = 0.0
+    weights: WeightSettings = WeightSettings()
 
 
 def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) -> ScoringRecipe:

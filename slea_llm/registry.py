@@ -14,7 +14,6 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "environment": MappingProxyType(
             {
-                "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
                 "order_taking": "slea_llm.environments.order_taking:OrderTaking",
                 "complaint": "slea_llm.environments.complaint:Complaint",
                 "tech_support": "slea_llm.environments.tech_support:TechSupport",
@@ -57,7 +56,6 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             }
         ),
         "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
-        "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
         "augmenter": MappingProxyType(
             {
                 "value_shaping": "slea_llm.augmenters.value_shaping:ValueShaping",
@@ -68,10 +66,12 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "info_density": "slea_llm.augmenters.info_density:InfoDensity",
             }
         ),
-        "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
         "credit": MappingProxyType(
+            {
                 "nested_gae": "slea_llm.credit.nested_gae:NestedGae",
                 "group_relative": "slea_llm.credit.group_relative:GroupRelative",
+            }
+        ),
         "loss": MappingProxyType(
             {
                 "ppo": "slea_llm.losses.ppo:PpoLoss",

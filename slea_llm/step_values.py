@@ -101,6 +101,7 @@ class ValuedCrediting:
     def __init__(self, crediting: Crediter, values: StepValues) -> None:
         self._crediting, self._values = crediting, values
         self.streams = crediting.streams
+        self.heads = crediting.heads
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer
