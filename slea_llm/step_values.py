@@ -38,6 +38,7 @@ class Crediter(Protocol):
     """Scores and values to credit; `slea_llm.crediting.Crediting` is one."""
 
     streams: dict[str, StreamSettings]
+    heads: tuple[str, ...]
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer
