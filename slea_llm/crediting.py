@@ -143,6 +143,8 @@ class Crediting:
         self._augmenters = payers
         self.augmenters = tuple(augmenters)
         self._assigner = assigner
+        self.heads: tuple[str, ...] = getattr(assigner, "heads", tuple(streams))
+        """The value heads of the critic: those that the credit method asks for, one a stream if it asks for none."""
 
     def credit(
         self,
@@ -236,14 +238,18 @@ class Crediting:
     ) -> dict[str, float]:
         """Metrics of one call of `credit`, over all ranks (docs/credit.md says what each name means).
 
-        A metric without a denominator (no reward at all, targets that are all equal) is left out on every rank.
+        A metric without a denominator (no reward at all, targets that are all equal) is left out on every rank, and so
+        is what concerns a critic when none is read.
         """
         metrics = self._counts(scored, experiences, reducer)
+        metrics |= self._advantages(experiences, reducer)
         names = list(self.streams)
         pairs = [_targets_and_values(experiences, name, self.streams[name]) for name in names]
         errors, targets = [target - value for target, value in pairs], [target for target, _ in pairs]
         moments = _moments([*errors, *targets], reducer)
         largest = reducer.max([float(np.abs(error).max(initial=0.0)) for error in errors])
+        if not any(reducer.sum([float(error.size) for error in errors])):
+            return metrics
         for name, (mean, variance), (_, spread), peak in zip(
             names, moments[: len(names)], moments[len(names) :], largest, strict=True
         ):
@@ -254,27 +260,48 @@ class Crediting:
                 metrics[f"credit/{name}/explained_variance"] = 1.0 - variance / spread
         return metrics
 
+    def _advantages(self, experiences: Sequence[AugmentedExperience], reducer: Reducer) -> dict[str, float]:
+        """The largest reward of every stream, and what share of the trained tokens has no advantage or a cut one."""
+        paid = [
+            np.concatenate([np.zeros(1), *(np.abs(sum(one.rewards[name].values())) for one in experiences)])
+            for name in self.streams
+        ]
+        largest = reducer.max([float(part.max()) for part in paid])
+        advantages = np.concatenate([np.zeros(0), *(np.abs(one.advantages[one.policy_mask]) for one in experiences)])
+        bound = float(getattr(getattr(self._assigner, "config", None), "clip", 0.0))
+        cut = float(np.count_nonzero(advantages >= bound)) if bound else 0.0
+        tokens, idle, cut = reducer.sum([float(advantages.size), float(np.count_nonzero(advantages == 0.0)), cut])
+        metrics = {f"credit/{name}/reward_max": peak for name, peak in zip(self.streams, largest, strict=True)}
+        if tokens:
+            metrics |= {"credit/idle": idle / tokens, "credit/clipped": cut / tokens}
+        return metrics
+
     def _counts(
         self, scored: Sequence[ScoredTrajectory], experiences: Sequence[AugmentedExperience], reducer: Reducer
     ) -> dict[str, float]:
         parts = [(name, source) for name, stream in self.streams.items() for source in stream.sources]
         evaluators = [source for _, source in parts if source in self.evaluators]
         sizes = [sum(float(np.abs(e.rewards[name][source]).sum()) for e in experiences) for name, source in parts]
+        paid = [sum(float(e.rewards[name][source].sum()) for e in experiences) for name, source in parts]
         missing = [sum(len(unscored_steps(e.scored, name)) for e in experiences) for name in evaluators]
         steps = sum(len(e.scored.leaves()) for e in experiences)
         failed = sum(one.trajectory.failed for one in scored)
         empty = len(scored) - failed - len(experiences)
-        sums = reducer.sum([float(number) for number in (failed, empty, steps, *missing, *sizes)])
-        metrics = {"credit/failed": sums[0], "credit/empty": sums[1]}
-        if sums[2] > 0.0:
-            without = zip(evaluators, sums[3:], strict=False)
-            metrics.update({f"credit/unscored/{evaluator}": count / sums[2] for evaluator, count in without})
-        paid = sums[3 + len(evaluators) :]
-        if (total := sum(paid)) > 0.0:
-            shares = zip(parts, paid, strict=True)
+        numbers = (failed, empty, steps, len(experiences), *missing, *sizes, *paid)
+        broken, unheard, leaves, dialogues, *rest = reducer.sum([float(number) for number in numbers])
+        metrics = {"credit/failed": broken, "credit/empty": unheard}
+        if leaves > 0.0:
+            without = zip(evaluators, rest, strict=False)
+            metrics.update({f"credit/unscored/{evaluator}": count / leaves for evaluator, count in without})
+        sizes, paid = rest[len(evaluators) : len(evaluators) + len(parts)], rest[len(evaluators) + len(parts) :]
+        if (total := sum(sizes)) > 0.0:
+            shares = zip(parts, sizes, strict=True)
             metrics.update({f"credit/share/{source}": size / total for (_, source), size in shares})
         if self.weighting.in_loss:
             metrics |= _weight_metrics(experiences, reducer)
+        if dialogues > 0.0:
+            means = zip(parts, paid, strict=True)
+            metrics.update({f"credit/paid/{source}": amount / dialogues for (_, source), amount in means})
         return metrics
 
 

@@ -121,6 +121,23 @@ class Reseedable(Protocol):
     def reseed(self, seed: int) -> None: ...
 
 
+@runtime_checkable
+class Traced(Protocol):
+    """A user session that says what it was made of: the record of its dialogue holds it as `provenance["user"]`."""
+
+    def provenance(self) -> Mapping[str, Any]:
+        """JSON values: the name of the user, for a model its name and the hash of its prompt, what went wrong."""
+        ...
+
+
+@runtime_checkable
+class Unrepeatable(Protocol):
+    """A user that may answer otherwise when the same dialogue is played again, so that none of it can be branched."""
+
+    unrepeatable: ClassVar[str]
+    """Why, for whoever asks to branch."""
+
+
 class SimulatedUser(Protocol):
     """Who answers the agent."""
 
@@ -211,6 +228,14 @@ class Gated(Protocol):
 
     @property
     def gate(self) -> Verdict: ...
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """An evaluator made of others."""
+
+    @property
+    def evaluators(self) -> Sequence[StepEvaluator]: ...
 
 
 @runtime_checkable
@@ -305,7 +330,11 @@ class Fittable(Protocol):
 
 
 class CreditAssigner(Protocol):
-    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token."""
+    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token.
+
+    Groups of one task are whole on a rank. A method may say `reads_critic = False`, so that a recipe with a critic is
+    refused, and name in `heads` the value heads that it reads where these are not one a stream.
+    """
 
     name: ClassVar[str]
 
@@ -340,6 +369,21 @@ class LossTerm(Protocol):
         ...
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue: ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A loss term that changes itself as training goes; its state is checkpointed with the run."""
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Called after every update that moved the policy, with its metrics, which are the same on every rank."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable

@@ -114,6 +114,9 @@ class StreamSettings:
     gamma_step: float = 1.0
     lam_step: float = 1.0
     """Discount and lambda from the last token of a step to the next step of the same turn; inside a step both are 1."""
+    gamma_substep: float | None = None
+    lam_substep: float | None = None
+    """The same between two sub-steps that refine one step. None: as between steps."""
     gamma_turn: float = 0.99
     lam_turn: float = 0.95
     """Discount and lambda from the last token of a turn to the next turn."""
@@ -126,6 +129,9 @@ class StreamSettings:
         _require(self.reward_scale > 0, "reward_scale", self.reward_scale, "above 0")
         for name in ("fade_until", "gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+        for name in ("gamma_substep", "lam_substep"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= 1, name, value, "0 to 1, or null")
 
     def weight_at(self, progress: float) -> float:
         """The weight when this share of the training, in [0, 1], is done."""

@@ -29,6 +29,7 @@ TORCH_FREE = frozenset(
         ("parser", "auto"),
         ("parser", "llm"),
         ("evaluator", "knowledge_base"),
+        ("evaluator", "rules"),
         ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
         ("augmenter", "success_backprop"),
