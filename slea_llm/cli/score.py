@@ -166,9 +166,11 @@ def _changed(recipe: ScoringRecipe, changes: Sequence[str]) -> ScoringRecipe:
 
 def _streams(recipe: ScoringRecipe) -> dict[str, Any]:
     """The outcome, and the scores, which are hints, at a weight of 0.3; without a critic nothing is discounted."""
+    from slea_llm import registry
     from slea_llm.settings import StreamSettings
 
-    scores = tuple(spec.name for spec in recipe.evaluators) + tuple(spec.name for spec in recipe.augmenters)
+    paying = [spec.name for spec in recipe.augmenters if hasattr(registry.load("augmenter", spec.name), "augment")]
+    scores = (*(spec.name for spec in recipe.evaluators), *paying)
     return {
         "outcome": StreamSettings(sources=("outcome",), gamma_turn=1.0),
         "scores": StreamSettings(sources=scores, gamma_turn=1.0, lam_turn=0.5, lam_step=0.5, weight=0.3),
