@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -208,14 +208,15 @@ def test_attention_is_used_where_counterfactuals_agree_with_it_and_replaced_wher
     data = probed(plain_orders(60)[20:], sign=sign)
     part = AttentionCredit(AttentionCredit.Config())
     part.load(fitted_augmenter("attention_credit"))
-    assert part.agreement is None  # nothing was probed yet
+    before = part.agreement
+    assert before is None  # nothing was probed yet
     assert not part.trusts_attention
     part.fit([], data, seed=3, folder=tmp_path / "probed")
     part.load(tmp_path / "probed")
     assert part.agreement is not None
     assert np.sign(part.agreement) == sign
     assert part.trusts_attention is trusted
-    forced = {read: AttentionCredit(AttentionCredit.Config(read=read)) for read in ("attention", "leave_one_out")}  # type: ignore[arg-type]
+    forced = {read: AttentionCredit(AttentionCredit.Config(read=read)) for read in ("attention", "leave_one_out")}
     for one in forced.values():
         one.load(tmp_path / "probed")
     same = forced["attention" if trusted else "leave_one_out"]
@@ -265,7 +266,7 @@ class Observed:
         return versions
 
 
-PARTS = {
+PARTS: dict[str, Callable[[], Any]] = {
     "value_shaping": lambda: ValueShaping(ValueShaping.Config(refresh_every=16, window=40)),
     "attention_credit": lambda: AttentionCredit(AttentionCredit.Config(refresh_every=16, window=40)),
 }
