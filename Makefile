@@ -83,5 +83,11 @@ bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
 
+study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg
+
+study: ready  ## All arms, 8 seeds; goes on where it was stopped (many hours on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg
+
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
