@@ -206,12 +206,11 @@ def test_attention_is_used_where_counterfactuals_agree_with_it_and_replaced_wher
     tmp_path: Path, sign: float, trusted: bool
 ) -> None:
     data = probed(plain_orders(60)[20:], sign=sign)
-    part = AttentionCredit(AttentionCredit.Config())
-    part.load(fitted_augmenter("attention_credit"))
-    before = part.agreement
-    assert before is None  # nothing was probed yet
-    assert not part.trusts_attention
-    part.fit([], data, seed=3, folder=tmp_path / "probed")
+    first, part = (AttentionCredit(AttentionCredit.Config()) for _ in range(2))
+    first.load(fitted_augmenter("attention_credit"))
+    assert first.agreement is None  # nothing was probed yet
+    assert not first.trusts_attention
+    first.fit([], data, seed=3, folder=tmp_path / "probed")
     part.load(tmp_path / "probed")
     assert part.agreement is not None
     assert np.sign(part.agreement) == sign
