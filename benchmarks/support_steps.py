@@ -108,7 +108,9 @@ def main() -> None:
             continue
         low, high = interval(values[kind])
         after = f"{np.mean(firsts[kind]):.2f} of {len(firsts[kind])}" if firsts[kind] else "-"
-        print(f"{kind:<28} {np.mean(flat):+.3f} ({low:+.3f} to {high:+.3f}) of {len(flat):4d}; success after it: {after}")
+        print(
+            f"{kind:<28} {np.mean(flat):+.3f} ({low:+.3f} to {high:+.3f}) of {len(flat):4d}; success after it: {after}"
+        )
     apart = difference(values[KINDS[0]], values[KINDS[3]])
     print(f"asks for the error above generic advice by {apart[0]:+.3f} ({apart[1]:+.3f} to {apart[2]:+.3f})")
 

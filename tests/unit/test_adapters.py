@@ -69,6 +69,7 @@ class Moody(Guess):
     moods: ClassVar[Iterator[int]] = iter(range(1000))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        del action
         return f"Mood {next(self.moods)}", 0.0, False, False, {}
 
 
@@ -156,7 +157,7 @@ def test_leaving_user_closes_the_world() -> None:
         episode.agent_says("1")
 
 
-# TextWorld (the calls of textworld 1.7: start, EnvInfos, reset, step, a state that is a mapping with attributes) -------
+# TextWorld (the calls of textworld 1.7: start, EnvInfos, reset, step, a state that is a mapping with attributes) ------
 
 
 class GameState(dict[str, Any]):
@@ -234,7 +235,7 @@ def test_textworld_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         environment.start(environment.task(0))
 
 
-# verifiers (the calls of verifiers 0.4: a taskset that yields tasks, a trace with its last reply, an async score) ------
+# verifiers (the calls of verifiers 0.4: a taskset that yields tasks, a trace with its last reply, an async score) -----
 
 
 class Sum:

@@ -509,7 +509,7 @@ def test_goal_alone_judges(environment: OrderTaking) -> None:
         assert episode.agent_says(PLACE).termination == termination
 
 
-# what stays as it is, and what may happen beside it --------------------------------------------------------------------
+# what stays as it is, and what may happen beside it -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,7 @@ def experience(steps: dict[str, list[float]]) -> AugmentedExperience:
     for index, (text, values) in enumerate(steps.items()):
         tokens = TokenSpan(0, len(advantages), len(advantages) + len(values))
         span = Span(at, at + len(text))
-        made.append(
-            Step(trajectory_id="t", turn=0, index=index, kind="reply", text=text, span=span, tokens=tokens)
-        )
+        made.append(Step(trajectory_id="t", turn=0, index=index, kind="reply", text=text, span=span, tokens=tokens))
         advantages += values
         at += len(text)
     n = len(advantages)

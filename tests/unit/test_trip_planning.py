@@ -64,7 +64,9 @@ def test_look_ups_hold_what_fits_and_nothing_else(seed: int, data: st.DataObject
     assert found.find_hotels(trip.city, trip.start, trip.nights) == hotels
     journeys = found.find_journeys(trip.city, trip.start, trip.nights)
     ends = (trip.start, trip.start + trip.nights)
-    assert journeys == [j for j in found.journeys if j.city == trip.city and all(weekday(d) in j.weekdays for d in ends)]
+    assert journeys == [
+        j for j in found.journeys if j.city == trip.city and all(weekday(d) in j.weekdays for d in ends)
+    ]
     sites = found.find_sites(trip.city, trip.purpose, trip.start, trip.nights)
     assert all(any(weekday(day) in site.weekdays for day in trip.days) for site in sites)
     # A plan is right exactly when each part was found and the sum is within the budget.
