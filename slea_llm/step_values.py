@@ -38,6 +38,7 @@ class Crediter(Protocol):
     """Scores and values to credit; `slea_llm.crediting.Crediting` is one."""
 
     streams: dict[str, StreamSettings]
+    heads: tuple[str, ...]
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer
@@ -101,6 +102,7 @@ class ValuedCrediting:
     def __init__(self, crediting: Crediter, values: StepValues) -> None:
         self._crediting, self._values = crediting, values
         self.streams = crediting.streams
+        self.heads = crediting.heads
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer

@@ -4,58 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from slea_llm.errors import GenerationError
-from slea_llm.types import Generation, GenerationRequest
 
 T = TypeVar("T")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+RequestIn = TypeVar("RequestIn", contravariant=True)
+ResultOut = TypeVar("ResultOut", covariant=True)
 
 # Passes of the event loop without a new request after which a batch counts as complete. Episodes that go on at the
-# same moment then always share a batch: its make-up, and with it float rounding, does not depend on thread timing.
+# same moment then always share a batch: its make-up, and with it float rounding, does not depend on timing.
 QUIET_PASSES = 8
 
 
-class Backend(Protocol):
-    """A sampler that works on many requests at once. All calls come from one worker thread.
+class Backend(Protocol[RequestIn, ResultOut]):
+    """A sampler that works on many requests at once.
 
     A number may be stopped that is not known (any more); that does nothing.
     """
 
-    def advance(
-        self, starts: Sequence[tuple[int, GenerationRequest]], stops: Sequence[int]
-    ) -> list[tuple[int, Generation]]:
+    def advance(self, starts: Sequence[tuple[int, RequestIn]], stops: Sequence[int]) -> Sequence[tuple[int, ResultOut]]:
         """Take up new requests, drop the stopped ones, work for a moment, and return what finished.
 
-        Called again as long as a request is unfinished. Blocks without holding up the event loop.
+        Called again as long as a request is unfinished. The event loop stands still meanwhile.
         """
         ...
 
 
-class Dispatcher:
+class Dispatcher(Generic[Request, Result]):
     """Feeds a Backend from coroutines: new requests join between two advances, whoever is finished leaves at once.
 
     An episode that waits for a slow user has no request here, so it delays nobody. An error of the backend fails
     every request in flight with GenerationError, and every later one.
+
+    The backend works on the event loop's own thread, which is the one that trains. On another thread it would have a
+    second team of OpenMP threads; with more of those than cores they sleep at every barrier instead of spinning, and a
+    small model decodes at half its speed.
     """
 
-    def __init__(self, backend: Backend, *, name: str) -> None:
+    def __init__(self, backend: Backend[Request, Result], *, name: str) -> None:
         self._backend = backend
         self._name = name
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"slea-{name}")
-        self._waiting: dict[int, asyncio.Future[Generation]] = {}
-        self._starts: list[tuple[int, GenerationRequest]] = []
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._starts: list[tuple[int, Request]] = []
         self._stops: list[int] = []
         self._next = 0
         self._task: asyncio.Task[None] | None = None
         self._broken: str | None = None
 
-    async def sample(self, request: GenerationRequest) -> Generation:
+    async def sample(self, request: Request) -> Result:
         """Answer one request. Cancelling the caller drops the request."""
         self._check_alive()
         number, self._next = self._next, self._next + 1
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         self._starts.append((number, request))
         if self._task is None:
@@ -68,7 +71,7 @@ class Dispatcher:
                 self._stops.append(number)
 
     def run(self, action: Callable[[], T]) -> T:
-        """Run something on the worker thread while nothing is in flight, and wait for it.
+        """Run something while nothing is in flight.
 
         Raises GenerationError when requests are in flight: they would be sampled from two versions of the weights.
         """
@@ -77,23 +80,21 @@ class Dispatcher:
             raise GenerationError(f"{len(self._waiting)} requests are in flight; load weights between rollouts")
         if self._stops:  # left behind by an event loop that ended early
             stops, self._stops = self._stops, []
-            self._worker.submit(self._backend.advance, [], stops).result()
-        return self._worker.submit(action).result()
+            self._backend.advance([], stops)
+        return action()
 
     def close(self, action: Callable[[], None]) -> None:
-        """Run a last action on the worker thread and end it; a second call does nothing."""
+        """Run a last action; nothing can be sampled after it, and a second call does nothing."""
         if self._broken == "closed":
             return
         self._broken = "closed"
-        self._worker.submit(action).result()
-        self._worker.shutdown(wait=True)
+        action()
 
     def _check_alive(self) -> None:
         if self._broken is not None:
             raise GenerationError(f"the {self._name} sampler is not usable any more: {self._broken}")
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         passes = QUIET_PASSES
         while True:
             await self._settle(passes)
@@ -101,11 +102,11 @@ class Dispatcher:
             stops, self._starts, self._stops = self._stops, [], []
             if not (self._waiting or stops):
                 return
-            finished = await loop.run_in_executor(self._worker, self._backend.advance, starts, stops)
-            for number, generation in finished:
+            finished = self._backend.advance(starts, stops)
+            for number, result in finished:
                 future = self._waiting.pop(number, None)
                 if future is not None and not future.done():
-                    future.set_result(generation)
+                    future.set_result(result)
             passes = QUIET_PASSES if finished else 1
 
     async def _settle(self, passes: int) -> None:

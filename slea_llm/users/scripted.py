@@ -210,6 +210,10 @@ class ScriptedSession:
     def snapshot(self) -> Mapping[str, Any]:
         return asdict(self._memory)
 
+    def provenance(self) -> Mapping[str, Any]:
+        """Who spoke: a script, whose words are its task's."""
+        return {"name": ScriptedUser.name}
+
     def reseed(self, seed: int) -> None:
         self._memory.seed = seed
 
