@@ -531,7 +531,8 @@ def test_default_tasks_and_dialogues_are_what_they_were(
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("event", ["undecided_share", "sold_out_share", "change_share"])
 def test_expert_masters_every_event(event: str, language: Any, user: ScriptedUser) -> None:
-    environment = OrderTaking(OrderTaking.Config(language=language, max_turns=13, **{event: 1.0}))
+    shares: dict[str, Any] = {event: 1.0}
+    environment = OrderTaking(OrderTaking.Config(language=language, max_turns=13, **shares))
     plain = OrderTaking(OrderTaking.Config(language=language))
     for seed in range(25):
         task = environment.task(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,7 +27,7 @@ class Commander:
 
     choose: Callable[[State], str | None]
 
-    def act(self, state: State, messages: list[Message]) -> str:
+    def act(self, state: State, messages: Sequence[Message]) -> str:
         del messages
         order = self.choose(state) or plan(state).name.removeprefix("order.")
         return call_text("order", {"do": order})
