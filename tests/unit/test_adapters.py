@@ -49,7 +49,7 @@ class Guess(gymnasium.Env[str, str]):
         return shown, float(right), right, self._guesses >= 6 and not right, {}
 
 
-class Switch(gymnasium.Env[str, int]):
+class Switch(gymnasium.Env[str, Any]):
     """Two named actions; only the second ends it, and its info says whether that was a success."""
 
     action_space = gymnasium.spaces.Discrete(2)
@@ -75,10 +75,11 @@ class Moody(Guess):
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    for made in (Guess, Switch, Moody):
+    worlds: tuple[Any, ...] = (Guess, Switch, Moody)
+    for made in worlds:
         gymnasium.register(f"{made.__name__}Text-v0", made, disable_env_checker=True, order_enforce=False)
     yield
-    for made in (Guess, Switch, Moody):
+    for made in worlds:
         gymnasium.registry.pop(f"{made.__name__}Text-v0")
 
 
