@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -97,9 +97,19 @@ class Speech:
     """
 
     def __init__(self, environment: str, code: str) -> None:
-        self.code = code
-        self.source = f"{environment}/{code}.yaml"
-        self.data: Mapping[str, Any] = yaml.safe_load(assets.find("data", self.source).read_text(encoding="utf-8"))
+        source = f"{environment}/{code}.yaml"
+        self._read(yaml.safe_load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], *, code: str, source: str) -> Self:
+        """A language whose data stand in a program; `source` is what errors call them."""
+        made = cls.__new__(cls)
+        made._read(data, code, source)
+        return made
+
+    def _read(self, data: Mapping[str, Any], code: str, source: str) -> None:
+        self.code, self.source = code, source
+        self.data = data
         self.slots: tuple[str, ...] = tuple(self.data["slots"])
         self.agents: Mapping[str, Any] = self.data["agents"]
         self.tool_errors: Mapping[str, str] = self.data.get("tool_errors", {})
