@@ -77,4 +77,4 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], error: type[
 
 def test_groups_without_a_critic_can_be_planned_and_say_what_a_cut_means() -> None:
     notes = check(load_recipe(TINY, [*GROUPS, *CRITIC_FREE, "rollout.max_turns=6"]))
-    assert any("counts as if nothing had followed" in note for note in notes)
+    assert any("they have no outcome and count as if nothing had followed" in note for note in notes)
