@@ -74,6 +74,7 @@ demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check an
 bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/credit.py
 
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
