@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from slea_llm.augmenters.weighting import check_weights
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.interfaces import Unrepeatable
 
 LAUNCH_TYPES: Mapping[str, str] = {
     "NO": "one process",
@@ -62,29 +64,35 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
-    _check_evaluators(recipe)
+    shut = _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
     for term, config in components["losses"]:
         if not getattr(term, "needs", frozenset()):
             term(config)  # it refuses what its settings cannot do together
     _check_credit(recipe, *components["credit"][0])
-    _check_shaping(recipe, components["augmenters"])
+    notes = _check_augmenters(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
+    classes = [component for component, _ in components["augmenters"]]
+    payers = [one.name for one in classes if hasattr(one, "augment")]
+    check_weights(recipe.weights, [one.name for one in classes if hasattr(one, "weights")], payers)
+    _check_sampler(recipe)
     check_streams(
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
-        [spec.name for spec in recipe.augmenters],
+        payers,
         recipe.kl_in_reward > 0,
         kl_loss,
+        weighing=recipe.weights.sources,
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return list(_odd(recipe, components["environment"][0][1]))
+    return [*shut, *_odd(recipe, components["environment"][0][1]), *notes]
 
 
-def _check_evaluators(recipe: Recipe) -> None:
-    """Every evaluator, and every part of a blend, finds in a training run what it needs."""
+def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
     specs = list(recipe.evaluators)
+    shut = []
     while specs:
         spec = specs.pop()
         cls, config = component_config("evaluator", spec)
@@ -94,11 +102,16 @@ def _check_evaluators(recipe: Recipe) -> None:
                 f"evaluator {spec.name!r} needs {', '.join(missing)}, which a training run does not give; it gives "
                 f"{', '.join(sorted(GIVEN_TO_EVALUATORS))}"
             )
+        if "continuations" in getattr(cls, "needs", frozenset()) and isinstance(user, Unrepeatable):
+            raise UnsupportedError(f"evaluator {spec.name!r} plays dialogues on: {user.unrepeatable}")
         preflight = getattr(cls, "preflight", None)
         if preflight is not None:
-            preflight(config)
+            verdict = preflight(config)
+            if verdict is not None and not verdict.open:
+                shut.append(verdict.line)
         parts = getattr(config, "evaluators", ())
         specs += [ComponentSpec(name=part.name, **part.options) for part in parts]
+    return shut
 
 
 def _check_losses(recipe: Recipe) -> None:
@@ -150,16 +163,37 @@ def _check_credit(recipe: Recipe, method: Any, config: Any) -> None:
         )
 
 
-def _check_shaping(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> None:
-    """Shaping by a potential leaves the best policy what it was only under the discount of its own stream (Ng 1999)."""
+def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> list[str]:
+    """What the augmenters have to say of the streams that they feed: each may refuse one, or only warn."""
+    notes = []
     for component, config in augmenters:
         for name, stream in recipe.streams.items():
-            shaped = component.name in stream.sources and getattr(config, "form", "") == "potential"
-            if shaped and config.gamma != stream.gamma_turn:
-                raise UnsupportedError(
-                    f"augmenter {component.name} discounts its potential by gamma {config.gamma}, stream {name} by "
-                    f"gamma_turn {stream.gamma_turn}; give both the same number"
-                )
+            if component.name in stream.sources and hasattr(component, "fits"):
+                notes += component.fits(config, name, stream)
+        if not getattr(config, "refresh_every", 1):
+            notes.append(
+                f"augmenter {component.name} has refresh_every 0: nothing is ever fitted and it does nothing; set it "
+                "above 0"
+            )
+    return notes
+
+
+def _check_sampler(recipe: Recipe) -> None:
+    """Weights that the sampler is to use are used by it, and it uses none that the loss uses too."""
+    replay, weights = getattr(recipe, "replay", None), recipe.weights
+    drawn = replay is not None and replay.share > 0 and replay.priority == "weights"
+    if weights.sources and "sampler" in weights.use and not drawn:
+        raise UnsupportedError(
+            "weights.use names the sampler, but nothing is drawn by weights; set replay.share above 0 and "
+            "replay.priority to weights, or weights.use to [loss]"
+        )
+    if drawn and not weights.sources:
+        raise UnsupportedError("replay.priority weights: weights.sources names no augmenter; name one")
+    if drawn and "sampler" not in weights.use:
+        raise UnsupportedError(
+            "replay.priority weights draws by lambda and weights.use multiplies the loss by it: lambda would count "
+            "squared; set weights.use to [sampler] or replay.priority to error"
+        )
 
 
 def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:

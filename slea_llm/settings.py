@@ -5,6 +5,7 @@ Ranges are stated under each field and checked by `slea_llm.config`; 0 means wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,6 +138,34 @@ class StreamSettings:
         if not self.fade_until:
             return self.weight
         return self.weight * max(0.0, 1.0 - progress / self.fade_until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSettings:
+    """Lambda, the weight of a step: which augmenters say it, how it is shaped, and where it acts."""
+
+    sources: tuple[str, ...] = ()
+    """Augmenters whose weights are multiplied. Empty: every step weighs 1."""
+    use: tuple[Literal["loss", "sampler"], ...] = ("loss",)
+    """`loss`: multiplies the policy loss of the step's tokens. `sampler`: is a trajectory's priority in replay. Both
+    at once would count it squared and are refused."""
+    power: float = 0.6
+    """In the loss: weights are raised to it before they are brought to mean 1; in [0, 1]."""
+    temperature: float = 0.0
+    """In the loss: above 0, softmax of weight / temperature over the trajectory takes the place of the power."""
+    floor: float = 0.1
+    """The least raw weight, 0 or above: no step is forgotten."""
+    clip: tuple[float, float] = (0.5, 2.0)
+    """Least and largest weight in the loss after it was brought to mean 1; 0 to 1, and 1 or above."""
+
+    def __post_init__(self) -> None:
+        _require(len(set(self.sources)) == len(self.sources), "sources", self.sources, "each name once")
+        _require(bool(self.use), "use", self.use, "loss or sampler")
+        _require(0 <= self.power <= 1, "power", self.power, "0 to 1")
+        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 or above")
+        _require(0 <= self.floor < math.inf, "floor", self.floor, "0 or above")
+        low, high = self.clip
+        _require(0 <= low <= 1 <= high < math.inf, "clip", self.clip, "0 to 1, then 1 or above")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import gather_object
@@ -17,7 +17,7 @@ from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
 from slea_llm.health import Health
-from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, peak_memory, update_metrics
+from slea_llm.metrics_log import MetricsLog, PhaseClock, asking_metrics, episode_metrics, peak_memory, update_metrics
 from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from slea_llm.interfaces import Generator, LossTerm, Reducer
     from slea_llm.models.policy import PolicyCritic
+    from slea_llm.questions import Usage
     from slea_llm.settings import RolloutSettings, StreamSettings, TrainerSettings
     from slea_llm.types import AugmentedExperience, Batch, ScoredTrajectory, TokenStats
 
@@ -45,6 +46,15 @@ class Collector(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a position; what this rank logged after it will be made again, and is cut off."""
+        ...
+
+
+@runtime_checkable
+class Spending(Protocol):
+    """A collector whose dialogues are scored by chat models that cost something."""
+
+    def spent(self) -> Mapping[str, Usage]:
+        """What they have cost this rank since it was last asked, by component: the same components on every rank."""
         ...
 
 
@@ -181,16 +191,25 @@ class Trainer:
         with self._clock.phase("collect"):
             collected = self._parts.collector.collect(iteration=self.iteration, policy_version=self.policy_version)
         trajectories = [one.trajectory for one in collected]
+        if isinstance(self._parts.collector, Spending):
+            self._metrics |= asking_metrics(self._parts.collector.spent(), reducer=self._reducer)
         self._metrics |= episode_metrics(trajectories, policy_version=self.policy_version, reducer=self._reducer)
         failed = self._metrics["episodes/failed"]
-        total = failed + self._metrics["episodes/played"]
-        if total == 0 or failed / total > self._rollout.max_error_rate:
+        played, excluded = self._metrics["episodes/played"], self._metrics["episodes/excluded"]
+        total = failed + played + excluded
+        if not failed and not played:
+            raise TrainingError(
+                f"all {total:.0f} dialogues of iteration {self.iteration} are excluded by the referee: they say "
+                "nothing about the agent (`slea referee` on the log shows why)"
+            )
+        if failed / total > self._rollout.max_error_rate:
             reasons = [one.error for one in trajectories if one.failed]
             raise TrainingError(
                 f"{failed:.0f} of {total:.0f} dialogues of iteration {self.iteration} failed, more than the share "
                 f"{self._rollout.max_error_rate:g} that is allowed; {reasons[0] if reasons else 'none on this rank'}"
             )
-        scored = [one for one in collected if not one.trajectory.failed and one.trajectory.sampled_tokens]
+        kept = [one for one in collected if not one.trajectory.failed and not one.trajectory.excluded]
+        scored = [one for one in kept if one.trajectory.sampled_tokens]
         if self._unchecked:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
             self._report(startup_checks.steps_line(scored, self._reducer))

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PLACEHOLDERS = {
+    r"asking/[\w/]+/(\w+)": r"asking/<component>/\1",
     r"credit/paid/\w+": "credit/paid/<part>",
     r"credit/unscored/\w+": "credit/unscored/<evaluator>",
     r"credit/share/\w+": "credit/share/<part>",

@@ -19,6 +19,7 @@ from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.policy import PolicyCritic, build
 from slea_llm.models.stats import token_stats
 from slea_llm.models.tiny import make_tiny
+from slea_llm.questions import Usage
 from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings
 from slea_llm.trainer import Collector, Parts, Trainer, TrainerOptions
 from slea_llm.types import Generation, GenerationRequest, ScoredTrajectory, StepKind
@@ -92,6 +93,11 @@ class Recording:
         assert policy_version <= iteration == self.rounds
         self.rounds += 1
         return self._shares[iteration][self._rank]
+
+    def spent(self) -> Mapping[str, Usage]:
+        return {
+            "llm_judge": Usage(questions=3, requests=4, retries=1, prompt_tokens=50, completion_tokens=6, cost=0.25)
+        }
 
     def state(self) -> Mapping[str, Any]:
         return {"rounds": self.rounds}
