@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slea_llm.augmenters.learnt import explained, returns
 from slea_llm.augmenters.value_function import polyak, td_targets
 from slea_llm.augmenters.value_shaping import ValueShaping
-from slea_llm.credit.nested_gae import gae
+from slea_llm.credit.maths import gae
 from slea_llm.errors import ConfigError, UnsupportedError
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredTrajectory
