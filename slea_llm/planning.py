@@ -214,9 +214,11 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
     notes = []
     own_limit = getattr(environment, "max_turns", recipe.rollout.max_turns)
     if recipe.rollout.max_turns < own_limit:
+        critic_free = recipe.model.critic == "none"
+        then = "count as if nothing had followed" if critic_free else "are bootstrapped from the critic"
         notes.append(
             f"rollout.max_turns {recipe.rollout.max_turns} cuts dialogues before the environment's own limit of "
-            f"{own_limit}: they have no outcome and are bootstrapped from the critic; set it to {own_limit}"
+            f"{own_limit}: they have no outcome and {then}; set it to {own_limit}"
         )
     if recipe.rollout.episodes < 16:
         notes.append(
@@ -226,9 +228,6 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
         notes.append(
             f"trainer.learning_rate {recipe.trainer.learning_rate}: low for LoRA, which wants about 1e-5 to 1e-3"
         )
-    critic_free = recipe.model.critic == "none"
-    if critic_free and recipe.rollout.max_turns < own_limit:
-        notes.append("model.critic none: a dialogue that is cut counts as if nothing had followed")
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
     return notes
