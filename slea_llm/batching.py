@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from slea_llm.demonstrations import is_tokenised
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import AugmentedExperience, Batch, TokenTrace
 
@@ -53,12 +54,16 @@ def collate(
         return torch.from_numpy(array).to(dtype)
 
     policy_mask = spread(lambda one: one.policy_mask.astype(bool))
+    imitated = spread(_imitated)
+    imitated[~grid.sampled] = np.nan
     counts = np.array([np.count_nonzero(experience.policy_mask) for experience in experiences])
     return Batch(
         input_ids=torch.from_numpy(grid.ids),
         attention_mask=torch.from_numpy(grid.attended),
         policy_mask=torch.from_numpy(policy_mask),
-        imitation_mask=torch.zeros(grid.ids.shape, dtype=torch.bool),
+        imitation_mask=torch.from_numpy(~np.isnan(imitated)),
+        imitation_weights=real(np.nan_to_num(imitated)),
+        prototypes=real(np.concatenate([_shares(experience) for experience in experiences])),
         value_mask=torch.from_numpy(spread(lambda one: one.value_mask.astype(bool))),
         behaviour_logprobs=real(grid.behaviour),
         proximal_logprobs=real(spread(lambda one: one.stats.proximal)),
@@ -96,6 +101,8 @@ def blank(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
         attention_mask=torch.ones(shape, dtype=torch.bool),
         policy_mask=off,
         imitation_mask=off,
+        imitation_weights=zeros,
+        prototypes=torch.zeros(1, dtype=dtype),
         value_mask=off,
         behaviour_logprobs=zeros,
         proximal_logprobs=zeros,
@@ -107,6 +114,17 @@ def blank(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
         trajectory=torch.zeros(1, dtype=torch.int64),
         trajectory_tokens=torch.zeros(1, dtype=dtype),
     )
+
+
+def _imitated(experience: AugmentedExperience) -> np.ndarray:
+    """(n,) weight of the tokens that are imitated, NaN elsewhere."""
+    return np.full(len(experience.weights), np.nan) if experience.imitation is None else experience.imitation
+
+
+def _shares(experience: AugmentedExperience) -> np.ndarray:
+    """(rows,) share among the prototypes of a state; 0 for the rows of a dialogue."""
+    none = np.zeros(len(experience.scored.trajectory.traces))
+    return none if experience.prototypes is None else experience.prototypes
 
 
 def _grid(experiences: Sequence[AugmentedExperience], pad_id: int) -> _Grid:
@@ -149,7 +167,13 @@ def _check(experience: AugmentedExperience, streams: Sequence[str]) -> None:
         "weights": len(experience.weights),
         "value_mask": len(experience.value_mask),
         "policy_mask": len(experience.policy_mask),
+        "imitation": len(_imitated(experience)),
     }
+    if is_tokenised(trajectory) and experience.policy_mask.any():
+        raise ValueError(
+            f"trajectory {trajectory.id} was tokenised from text: no policy sampled its tokens, so that it may be "
+            "imitated and never stand in a ratio"
+        )
     for stream in streams:
         for name, numbers in (("returns", experience.returns), ("values", experience.stats.values)):
             if stream not in numbers:

@@ -25,7 +25,7 @@ from slea_llm.updates import Updater, UpdateReport, deal, to_device
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from slea_llm.interfaces import Generator, LossTerm, Reducer
+    from slea_llm.interfaces import Generator, Imitator, LossTerm, Reducer, Replay
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.settings import RolloutSettings, StreamSettings, TrainerSettings
     from slea_llm.types import AugmentedExperience, Batch, ScoredTrajectory, TokenStats
@@ -69,6 +69,8 @@ class Parts:
     collector: Collector
     crediting: Crediter
     generator: Generator
+    replay: Replay | None = None
+    imitation: Imitator | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ class Trainer:
         self._start()
         with closing(self._progress()) as progress:
             while self.iteration < last:
-                scored = self._collect()
+                scored = self._mix(self._collect())
                 stats = self._stats(scored)
                 experiences = self._credit(scored, stats)
                 stepped = self._update(experiences)
@@ -192,6 +194,21 @@ class Trainer:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
         return scored
 
+    def _mix(self, scored: list[ScoredTrajectory]) -> Sequence[ScoredTrajectory]:
+        """The fresh dialogues, and those that the buffer adds to them."""
+        if self._parts.replay is None:
+            return scored
+        with self._clock.phase("replay"):
+            mixed, metrics = self._parts.replay.mix(
+                scored,
+                iteration=self.iteration,
+                policy_version=self.policy_version,
+                progress=self.iteration / self._settings.iterations,
+                reducer=self._reducer,
+            )
+        self._metrics |= metrics
+        return mixed
+
     def _stats(self, scored: Sequence[ScoredTrajectory]) -> list[TokenStats]:
         """What the models say today of each dialogue, in order."""
         if self._settings.proximal == "sampler" and not self._unchecked:
@@ -217,13 +234,20 @@ class Trainer:
             self._report(startup_checks.check_reference(stats, self._tolerances, self._reducer))
         return stats
 
-    def _credit(
-        self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats]
-    ) -> tuple[AugmentedExperience, ...]:
+    def _credit(self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats]) -> Sequence[AugmentedExperience]:
         progress = self.iteration / self._settings.iterations
+        experiences: Sequence[AugmentedExperience]
         with self._clock.phase("credit"):
             experiences = self._parts.crediting.credit(scored, stats, progress=progress, reducer=self._reducer)
             self._metrics |= self._parts.crediting.summary(scored, experiences, reducer=self._reducer)
+            if self._parts.replay is not None:
+                experiences, metrics = self._parts.replay.weigh(experiences, reducer=self._reducer)
+                self._metrics |= metrics
+            if self._parts.imitation is not None:
+                experiences, metrics = self._parts.imitation.mark(
+                    experiences, iteration=self.iteration, progress=progress, reducer=self._reducer
+                )
+                self._metrics |= metrics
         return experiences
 
     def _update(self, experiences: Sequence[AugmentedExperience]) -> bool:
@@ -315,7 +339,9 @@ class Trainer:
         Raises StorageError when it cannot be written; what was there before is untouched.
         """
         with self._clock.phase("save"):
-            own = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
+            own: dict[str, Any] = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
+            if self._parts.replay is not None:
+                own["replay"] = dict(self._parts.replay.state())
             ranks = gather_object([own])
             target = self.checkpoints / f"step-{self.iteration}"
             if self._accelerator.is_main_process:
@@ -359,7 +385,13 @@ class Trainer:
         checkpoint.restore_optimizer(self._updater.optimizer, self._named(), snapshot)
         self._updater.scheduler.load_state_dict(state["schedule"])
         own = ranks[int(self._accelerator.process_index)]
+        if (self._parts.replay is not None) != ("replay" in own):
+            raise CheckpointError(
+                f"{folder} was written with{'' if 'replay' in own else 'out'} replay, this run is not so"
+            )
         self._parts.collector.restore(own["collector"])
+        if self._parts.replay is not None:
+            self._parts.replay.restore(own["replay"])
         self.iteration, self.update = state["iteration"], state["update"]
         self.policy_version = state["policy_version"]
         if self._accelerator.is_main_process:
@@ -371,7 +403,7 @@ class Trainer:
     def _recipe(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be resumed; how often to save and how to cut an update may change."""
         free = {"iterations", "microbatch", "save_every", "keep_checkpoints", "trackers"}
-        free |= {"concurrency", "deadline_s", "max_error_rate"}
+        free |= {"concurrency", "deadline_s", "max_error_rate", "scoring_ahead"}
         settings = {**asdict(self._rollout), **asdict(self._settings), "seed": self._options.seed}
         return {key: value for key, value in settings.items() if key not in free}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slea_llm.config import ComponentSpec, Recipe, component_config
 from slea_llm.crediting import Crediting
@@ -12,6 +13,9 @@ from slea_llm.errors import UnsupportedError
 from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
 from slea_llm.questions import ChatModel
 from slea_llm.scoring import Scorer, TokenDecoder
+
+if TYPE_CHECKING:
+    from slea_llm.imitation import Imitation
 
 
 def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
@@ -88,3 +92,37 @@ def crediting(recipe: Recipe) -> Crediting:
 
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:
     return tuple(component("loss", spec) for spec in recipe.losses)
+
+
+def imitation(
+    recipe: Recipe, *, chat: Any, folder: Path, rank: int, world_size: int, report: Callable[[str], None]
+) -> Imitation | None:
+    """What the imitation losses of the recipe learn from, None without any. Demonstrations are kept in `folder`."""
+    names = ("imitation", "imitation_prototypes")
+    configs = {spec.name: component_config("loss", spec)[1] for spec in recipe.losses if spec.name in names}
+    if not configs:
+        return None
+    from slea_llm.demonstrations import Demonstrations
+    from slea_llm.encoders import CachingEncoder, load_encoder
+    from slea_llm.imitation import Imitation
+
+    steps = configs.get("imitation")
+    shown = None
+    if steps is not None and steps.demonstrations:
+        shown = Demonstrations(
+            steps.demonstrations, folder, chat, evaluator=steps.gain, rank=rank, world_size=world_size
+        )
+        if shown.skipped:
+            report(f"{len(shown.skipped)} logged dialogues cannot be imitated, the first since {shown.skipped[0]}")
+    return Imitation(
+        steps,
+        configs.get("imitation_prototypes"),
+        encoders={
+            name: CachingEncoder(load_encoder(name), size=4096)
+            for name in sorted({config.encoder for config in configs.values()})
+        },
+        streams=recipe.streams,
+        demonstrations=shown,
+        seed=recipe.run.seed,
+        rank=rank,
+    )

@@ -49,6 +49,8 @@ def batch_of(mask: Rows, *, trajectory: Sequence[int] | None = None, **given: An
         "reference_logprobs": zeros,
         "advantages": zeros,
         "weights": torch.ones_like(zeros),
+        "imitation_weights": zeros,
+        "prototypes": zeros[:, 0],
         "returns": zeros.unsqueeze(-1),
         "old_values": zeros.unsqueeze(-1),
     } | {name: value if isinstance(value, torch.Tensor) else tensor(value) for name, value in given.items()}
