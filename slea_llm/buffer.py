@@ -29,7 +29,8 @@ from slea_llm.storage import Place
 from slea_llm.types import AugmentedExperience, ScoredTrajectory
 
 Floats = NDArray[np.float64]
-Priority = Callable[[AugmentedExperience], float]
+Priority = Callable[[AugmentedExperience, float], float]
+"""Experience and share of the training done -> priority, above 0."""
 
 ERROR_FLOOR = 0.01
 """Added to every error, so that nothing has probability 0 (Schaul et al. 2016)."""
@@ -93,6 +94,7 @@ class ReplayBuffer:
         self._groups = 0
         self._held: list[list[int]] = []
         self._weights: dict[str, float] = {}
+        self._progress = 0.0
         self._priority = priority or PRIORITIES.get(settings.priority, uniform_priority)
         self._overrides, self._played = overrides, played
 
@@ -135,6 +137,7 @@ class ReplayBuffer:
         Fresh ones are on the disk before this returns, and can be drawn from the next iteration on. `progress` in
         [0, 1] is the share of training done. Raises StorageError when they cannot be written or a drawn one is damaged.
         """
+        self._progress = progress
         changed, refused = self._override(policy_version, reducer)
         expired = self._keep(policy_version - self._table["entered"] <= self.settings.max_age)
         limit = int(self.settings.share / (1.0 - self.settings.share) * len(fresh) + 1e-9)
@@ -168,7 +171,7 @@ class ReplayBuffer:
         for one in experiences:
             name = one.scored.trajectory.id
             if name in rows:
-                self._table["priority"][rows[name]] = self._priority(one)
+                self._table["priority"][rows[name]] = self._priority(one, self._progress)
             weight = self._weights.get(name)
             weighed.append(one if weight is None else replace(one, weights=one.weights * weight))
         weights = np.array(list(self._weights.values()))
@@ -194,7 +197,7 @@ class ReplayBuffer:
                     f"trajectory {trajectory.id} has no tokens that were sampled; such a record can be scored and "
                     "imitated, never replayed"
                 )
-            task = json.dumps(trajectory.task, sort_keys=True, default=str)
+            task = json.dumps(trajectory.task, sort_keys=True, default=str) if trajectory.task else trajectory.id
             group = groups.setdefault(task, self._groups + len(groups))
             stored.append(Stored(scored=one, group=group, entered=trajectory.policy_version))
         self._groups += len(groups)
@@ -337,8 +340,9 @@ class ReplayBuffer:
         return True
 
 
-def error_priority(experience: AugmentedExperience) -> float:
+def error_priority(experience: AugmentedExperience, progress: float) -> float:
     """Mean absolute error of the critic where it is read, summed over streams, and a little more."""
+    del progress
     read = experience.value_mask
     errors = [
         float(np.abs(target - experience.stats.values[name][:-1])[read].mean()) if read.any() else 0.0
@@ -347,12 +351,14 @@ def error_priority(experience: AugmentedExperience) -> float:
     return sum(errors) + ERROR_FLOOR
 
 
-def success_priority(experience: AugmentedExperience) -> float:
+def success_priority(experience: AugmentedExperience, progress: float) -> float:
+    """A success comes twice as often as any other dialogue, before the power."""
+    del progress
     return 2.0 if experience.scored.trajectory.success else 1.0
 
 
-def uniform_priority(experience: AugmentedExperience) -> float:
-    del experience
+def uniform_priority(experience: AugmentedExperience, progress: float) -> float:
+    del experience, progress
     return 1.0
 
 

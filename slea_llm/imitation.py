@@ -109,6 +109,7 @@ class Imitation:
         self._steps, self._prototypes = steps, prototypes
         self._encoders, self._streams = encoders, dict(streams)
         self._demonstrations, self._seed, self._rank = demonstrations, seed, rank
+        self._heads: tuple[str, ...] = tuple(streams)
 
     def mark(
         self, experiences: Sequence[AugmentedExperience], *, iteration: int, progress: float, reducer: Reducer
@@ -118,6 +119,8 @@ class Imitation:
         `progress` in [0, 1] is the share of training done. Every rank calls it, also one without experiences.
         """
         marked, metrics = list(experiences), {}
+        if experiences:
+            self._heads = tuple(experiences[0].stats.values)
         if self._steps is not None:
             marked, metrics = self._mark_steps(self._steps, marked, iteration, progress, reducer)
         if self._prototypes is not None:
@@ -288,7 +291,7 @@ class Imitation:
         stats = TokenStats(
             proximal=zeros,
             reference=zeros,
-            values={stream: np.zeros(n + 1) for stream in self._streams},
+            values={head: np.zeros(n + 1) for head in self._heads},
             policy_version=scored.trajectory.policy_version,
             critic_version=0,
         )
@@ -297,7 +300,7 @@ class Imitation:
             stats=stats,
             rewards={},
             advantages=zeros,
-            returns=dict.fromkeys(self._streams, zeros),
+            returns=dict.fromkeys(self._heads, zeros),
             weights=np.ones(n),
             value_mask=off,
             policy_mask=off,
