@@ -166,8 +166,8 @@ def _check_scoring_thread(recipe: Recipe) -> None:
         busy = "continuations" in getattr(cls, "needs", frozenset()) or getattr(endpoint, "in_process", False)
         if busy or any(part.name == "counterfactual" for part in parts):
             raise UnsupportedError(
-                f"evaluator {spec.name!r} needs the sampler or an engine in this process, which plays the next dialogues "
-                "at the same time; set rollout.scoring_ahead to 0"
+                f"evaluator {spec.name!r} needs the sampler or an engine in this process, which plays the next "
+                "dialogues at the same time; set rollout.scoring_ahead to 0"
             )
 
 
@@ -243,8 +243,8 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
         )
     if recipe.replay.share and recipe.replay.capacity < recipe.rollout.episodes:
         notes.append(
-            f"replay.capacity {recipe.replay.capacity} is less than one iteration's {recipe.rollout.episodes} dialogues: "
-            "some are never drawn; set it to max_age times as many"
+            f"replay.capacity {recipe.replay.capacity} is less than one iteration's {recipe.rollout.episodes} "
+            "dialogues: some are never drawn; set it to max_age times as many"
         )
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")

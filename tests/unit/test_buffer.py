@@ -19,8 +19,8 @@ from slea_llm.demonstrations import TOKENISED
 from slea_llm.errors import CheckpointError, StorageError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import ReplaySettings
-from tests.support.experience import on_ranks
 from tests.support import replay
+from tests.support.experience import on_ranks
 from tests.support.replay import credited, ids, one, several
 
 Make = Callable[..., ReplayBuffer]
