@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
 
 from slea_llm import registry
+from slea_llm.buffer import ReplayBuffer
 from slea_llm.collection import OnlineCollector, Rank
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
-from slea_llm.interfaces import Generator
+from slea_llm.interfaces import Generator, Imitator, LossTerm
 from slea_llm.losses.ppo import PpoConfig, PpoLoss
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.chat import ChatTokenizer
@@ -24,7 +25,14 @@ from slea_llm.models.tiny import make_tiny
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.rollout import Rollout
 from slea_llm.scoring import Scorer
-from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings, WarmStartSettings
+from slea_llm.settings import (
+    ModelSettings,
+    ReplaySettings,
+    RolloutSettings,
+    StreamSettings,
+    TrainerSettings,
+    WarmStartSettings,
+)
 from slea_llm.storage import ScoredLog
 from slea_llm.trainer import Parts, Trainer, TrainerOptions
 from slea_llm.users.scripted import ScriptedUser
@@ -48,7 +56,16 @@ def write_base(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(
-    base: Path, output_dir: Path, settings: TrainerSettings, *, engine: str, accelerator: Accelerator
+    base: Path,
+    output_dir: Path,
+    settings: TrainerSettings,
+    *,
+    engine: str,
+    accelerator: Accelerator,
+    rollout: RolloutSettings = ROLLOUT,
+    replay: ReplaySettings | None = None,
+    more_losses: Sequence[LossTerm] = (),
+    imitation: Imitator | None = None,
 ) -> Iterator[tuple[Trainer, PolicyCritic, ScoredLog]]:
     """Trainer, model and log of a run; the sampler is closed at the end."""
     model_settings = ModelSettings(base=str(base), lora_rank=8, lora_alpha=16, critic_rank=8)
@@ -57,32 +74,39 @@ def running(
     generator: Generator = cls(
         cls.Config(),
         model=model_settings,
-        max_context=ROLLOUT.max_context_tokens,
-        temperature=ROLLOUT.temperature,
+        max_context=rollout.max_context_tokens,
+        temperature=rollout.temperature,
         stop_ids=chat.stop_ids,
         seed=0,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(generator.close)
-        model = build(model_settings, streams=list(STREAMS), temperature=ROLLOUT.temperature, seed=0)
+        model = build(model_settings, streams=list(STREAMS), temperature=rollout.temperature, seed=0)
         environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
         rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
         log = stack.enter_context(ScoredLog(output_dir / "rollouts" / f"rank{rank.index}.jsonl"))
         collector = OnlineCollector(
             environment=environment,
-            rollout=Rollout(environment, user, generator, chat, ROLLOUT, environment_name="order_taking", seed=0),
+            rollout=Rollout(environment, user, generator, chat, rollout, environment_name="order_taking", seed=0),
             scorer=Scorer(TaggedParser(TaggedParser.Config()), [KnowledgeBase(KnowledgeBase.Config())], chat),
-            settings=ROLLOUT,
+            settings=rollout,
             seed=0,
             log=log,
             rank=rank,
         )
+        buffer = None
+        if replay is not None:
+            folder = output_dir / "replay" / f"rank{rank.index}"
+            buffer = ReplayBuffer(replay, folder, seed=0, rank=rank.index, world_size=rank.world_size)
+            stack.callback(buffer.close)
         parts = Parts(
-            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig())],
+            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig()), *more_losses],
             collector=collector,
             crediting=Crediting(STREAMS, [], NestedGae(NestedGae.Config(), streams=STREAMS)),
             generator=generator,
+            replay=buffer,
+            imitation=imitation,
         )
         pad = int(load_tokenizer(model_settings).pad_token_id)
         options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad)
-        yield Trainer(model, settings, ROLLOUT, parts, accelerator=accelerator, options=options), model, log
+        yield Trainer(model, settings, rollout, parts, accelerator=accelerator, options=options), model, log
