@@ -141,7 +141,7 @@ class ReplayBuffer:
         changed, refused = self._override(policy_version, reducer)
         expired = self._keep(policy_version - self._table["entered"] <= self.settings.max_age)
         limit = int(self.settings.share / (1.0 - self.settings.share) * len(fresh) + 1e-9)
-        drawn = self._draw(limit, iteration=iteration, progress=progress)
+        drawn = self.draw(limit, iteration=iteration, progress=progress)
         self.add(fresh)
         evicted = self._evict()
         ages = [policy_version - one.trajectory.policy_version for one in drawn]
@@ -283,7 +283,7 @@ class ReplayBuffer:
         self._segments.drop(lambda segment: segment not in wanted)
         return gone
 
-    def _draw(self, count: int, *, iteration: int, progress: float) -> list[ScoredTrajectory]:
+    def draw(self, count: int, *, iteration: int, progress: float) -> list[ScoredTrajectory]:
         """At most `count` dialogues, by groups, with replacement; one drawn twice comes once, with twice the weight."""
         self._weights = {}
         groups, member, sizes = np.unique(self._table["group"], return_inverse=True, return_counts=True)

@@ -118,7 +118,8 @@ class Imitation:
 
         `progress` in [0, 1] is the share of training done. Every rank calls it, also one without experiences.
         """
-        marked, metrics = list(experiences), {}
+        marked = list(experiences)
+        metrics: dict[str, float] = {}
         if experiences:
             self._heads = tuple(experiences[0].stats.values)
         if self._steps is not None:

@@ -78,7 +78,7 @@ def learn(store: ReplayBuffer, *, weighed: bool, stored: bool) -> torch.Tensor:
     optimizer = torch.optim.SGD([logits], lr=0.6)
     average = torch.zeros(3, dtype=torch.float64)
     for iteration in range(120):
-        drawn = store._draw(64, iteration=iteration, progress=1.0)
+        drawn = store.draw(64, iteration=iteration, progress=1.0)
         names = [each.trajectory.id for each in drawn]
         arms = torch.tensor([arm_of(each) for each in drawn])
         weights = torch.tensor([store._weights[name] for name in names], dtype=torch.float64)

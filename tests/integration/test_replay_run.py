@@ -15,6 +15,7 @@ import torch
 from slea_llm.encoders import HashingEncoder
 from slea_llm.errors import CheckpointError
 from slea_llm.imitation import Imitation
+from slea_llm.interfaces import LossTerm
 from slea_llm.losses.imitation import ImitationConfig, ImitationLoss
 from slea_llm.losses.imitation_prototypes import PrototypeConfig, PrototypeLoss
 from slea_llm.settings import ReplaySettings, RolloutSettings, TrainerSettings
@@ -132,7 +133,12 @@ def test_a_batch_of_the_current_policy_weighs_exactly_one(tmp_path: Path) -> Non
         run = training.trainer(model, still, recorded(model), tmp_path / "run", replay=store)
         batches: list[Any] = []
         collate = run._collate
-        run._collate = lambda rows: batches.append(collate(rows)) or batches[-1]  # type: ignore[method-assign,func-returns-value]
+
+        def keep(rows: Any) -> Any:
+            batches.append(collate(rows))
+            return batches[-1]
+
+        run._collate = keep  # type: ignore[method-assign]
         run.run()
     (_, second) = metrics(tmp_path / "run")
     assert second["metrics"]["replay/drawn"] > 0
@@ -160,7 +166,7 @@ def test_imitation_raises_what_is_imitated_and_fades_out(tmp_path: Path) -> None
         streams=training.STREAMS,
     )
     shares = [recorded(model, iterations=1)[0]] * 4
-    losses = [ImitationLoss(steps), PrototypeLoss(WAYS)]
+    losses: list[LossTerm] = [ImitationLoss(steps), PrototypeLoss(WAYS)]
     training.trainer(model, settings, shares, tmp_path / "run", more_losses=losses, imitation=chooser).run()
     found = [record["metrics"] for record in metrics(tmp_path / "run")]
     assert [round(one["imitation/fade"], 6) for one in found] == [1.0, 0.666667, 0.333333, 0.0]

@@ -254,7 +254,7 @@ def test_draws_follow_the_chances(tmp_path_factory: pytest.TempPathFactory, seed
     count = {"a": 0.0, "b": 0.0}
     chances = np.array([wanted, 1 - wanted])
     for iteration in range(40):
-        drawn = store._draw(30, iteration=iteration, progress=1.0)
+        drawn = store.draw(30, iteration=iteration, progress=1.0)
         for name in ids(drawn):
             count[name] += store._weights[name] / importance(chances, 1.0)["ab".index(name)]
     assert sum(count.values()) == pytest.approx(1200)
@@ -338,4 +338,4 @@ def test_settings_out_of_range_are_refused() -> None:
         {"max_draws": -1},
     ):
         with pytest.raises(ValueError, match="is out of range"):
-            ReplaySettings(**odd)  # type: ignore[arg-type]
+            ReplaySettings(**odd)
