@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slea_llm.demonstrations import is_tokenised
-from slea_llm.errors import CheckpointError, ConfigError
+from slea_llm.errors import CheckpointError, ConfigError, CreditError
 from slea_llm.interfaces import Reducer
 from slea_llm.overrides import Override, Overrides, overridden
 from slea_llm.segments import Location, Segments, Stored
@@ -95,7 +95,12 @@ class ReplayBuffer:
         self._held: list[list[int]] = []
         self._weights: dict[str, float] = {}
         self._progress = 0.0
-        self._priority = priority or PRIORITIES.get(settings.priority, uniform_priority)
+        if priority is None and settings.priority not in PRIORITIES:
+            raise ConfigError(
+                f"replay.priority {settings.priority!r} needs weights in use by the sampler; without any: "
+                f"{', '.join(PRIORITIES)}"
+            )
+        self._priority = priority or PRIORITIES[settings.priority]
         self._overrides, self._played = overrides, played
 
     def __len__(self) -> int:
@@ -145,9 +150,11 @@ class ReplayBuffer:
         self.add(fresh)
         evicted = self._evict()
         ages = [policy_version - one.trajectory.policy_version for one in drawn]
+        today = fresh[0].evaluator_versions if fresh else {}
+        stale = sum(one.evaluator_versions != today for one in drawn)
         names = ("size", "bytes", "drawn", "expired", "evicted")
-        own = (len(self), self.bytes_on_disk, len(drawn), expired, evicted, len(fresh), sum(ages))
-        *counts, played, age = reducer.sum([float(number) for number in own])
+        own = (len(self), self.bytes_on_disk, len(drawn), expired, evicted, len(fresh), sum(ages), stale)
+        *counts, played, age, older = reducer.sum([float(number) for number in own])
         (oldest,) = reducer.max([float(max(ages, default=0))])
         metrics = {f"replay/{name}": count for name, count in zip(names, counts, strict=True)}
         metrics |= {"replay/overrides": changed, "replay/overrides_refused": refused}
@@ -156,6 +163,7 @@ class ReplayBuffer:
             "replay/share": count / max(count + played, 1.0),
             "replay/age_mean": age / max(count, 1.0),
             "replay/age_max": oldest,
+            "replay/stale_scores": older / max(count, 1.0),
         }
         return [*fresh, *drawn], metrics
 
@@ -171,7 +179,10 @@ class ReplayBuffer:
         for one in experiences:
             name = one.scored.trajectory.id
             if name in rows:
-                self._table["priority"][rows[name]] = self._priority(one, self._progress)
+                priority = self._priority(one, self._progress)
+                if not 0.0 < priority < np.inf:
+                    raise CreditError(f"trajectory {name} has priority {priority}; it must be above 0 and finite")
+                self._table["priority"][rows[name]] = priority
             weight = self._weights.get(name)
             weighed.append(one if weight is None else replace(one, weights=one.weights * weight))
         weights = np.array(list(self._weights.values()))

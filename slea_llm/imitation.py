@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from slea_llm.credit.placement import lay_out
 from slea_llm.demonstrations import TOKENISED, Demonstrations, is_tokenised
 from slea_llm.encoders import SentenceEncoder
+from slea_llm.errors import CreditError
 from slea_llm.interfaces import Reducer
 from slea_llm.losses.imitation import ImitationConfig
 from slea_llm.losses.imitation_prototypes import PrototypeConfig
@@ -184,6 +185,11 @@ class Imitation:
         if config.form == "awr":
             return awr_weights(one.advantages, beta=config.beta, largest=config.max_weight)
         if config.form == "sil":
+            if missing := sorted(self._streams.keys() - one.returns.keys()):
+                raise CreditError(
+                    f"trajectory {one.scored.trajectory.id} has no returns of stream {missing[0]!r}, which "
+                    "imitation.form sil compares with values; use a credit method with a critic, or another form"
+                )
             returns = sum(self._streams[name].weight * one.returns[name] for name in self._streams)
             values = sum(self._streams[name].weight * one.stats.values[name][:-1] for name in self._streams)
             return sil_weights(np.asarray(returns), np.asarray(values))

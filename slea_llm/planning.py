@@ -149,6 +149,12 @@ def _check_replay(recipe: Recipe, launch: Launch) -> None:
         raise UnsupportedError(
             "replay.priority error is the error of a critic, and model.critic is none; set it to success or uniform"
         )
+    weights = getattr(recipe, "weights", None)
+    if replay.priority == "weights" and not (weights and weights.sources and "sampler" in weights.use):
+        raise UnsupportedError(
+            "replay.priority weights draws by the weights of steps, and none are in use by the sampler; name their "
+            "sources under weights and set weights.use to sampler"
+        )
     least = replay.share / (1 - replay.share) * (rollout.episodes // launch.processes)
     if least < rollout.group_size:
         raise UnsupportedError(

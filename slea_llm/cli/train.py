@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from slea_llm.buffer import ReplayBuffer
     from slea_llm.cli.session import Session
     from slea_llm.collection import Observer, Rank
+    from slea_llm.crediting import Crediting
     from slea_llm.evaluation import EvaluationReport
     from slea_llm.imitation import Imitation
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.scoring import Scorer
     from slea_llm.trainer import Trainer
-    from slea_llm.types import ScoredTrajectory, Task, Trajectory
+    from slea_llm.types import AugmentedExperience, ScoredTrajectory, Task, Trajectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +119,7 @@ class TrainingRun:
             before=before,
             observers=self._observers(scorer),
         )
-        losses = compose.losses(recipe)
+        losses, crediting = compose.losses(recipe), compose.crediting(recipe)
         return Trainer(
             model,
             recipe.trainer,
@@ -126,9 +127,9 @@ class TrainingRun:
             Parts(
                 losses=losses,
                 collector=collector,
-                crediting=compose.crediting(recipe),
+                crediting=crediting,
                 generator=session.generator,
-                replay=self._replay(),
+                replay=self._replay(crediting),
                 imitation=self._imitation(session),
             ),
             accelerator=self._accelerator,
@@ -143,7 +144,7 @@ class TrainingRun:
             ),
         )
 
-    def _replay(self) -> ReplayBuffer | None:
+    def _replay(self, crediting: Crediting) -> ReplayBuffer | None:
         """This rank's buffer under the run folder, if the recipe has one."""
         from accelerate.utils import gather_object
 
@@ -165,6 +166,12 @@ class TrainingRun:
 
         main = bool(self._accelerator.is_main_process)
         path = recipe.replay.overrides
+        weighting: Any = getattr(crediting, "weighting", None)
+
+        def by_weights(experience: AugmentedExperience, progress: float) -> float:
+            mean: float = weighting.priority(experience.scored, progress)
+            return mean
+
         return ReplayBuffer(
             recipe.replay,
             self._output / "replay" / f"rank{rank.index}",
@@ -172,6 +179,7 @@ class TrainingRun:
             rank=rank.index,
             world_size=rank.world_size,
             checkpoints=recipe.trainer.keep_checkpoints,
+            priority=by_weights if recipe.replay.priority == "weights" else None,
             overrides=Overrides(Path(path), main=main, gather=gather, report=say) if path else None,
             played=played,
         )

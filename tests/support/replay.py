@@ -32,8 +32,8 @@ def buffer(folder: Path, *, seed: int = 0, **options: Any) -> ReplayBuffer:
     """A buffer with half of every batch replayed and uniform priorities, unless said otherwise."""
     known = {field.name for field in dataclasses.fields(ReplaySettings)}
     settings = {"share": 0.5, "priority": "uniform", **{key: options.pop(key) for key in known & options.keys()}}
-    words = options.pop("overrides_from", None)
-    return ReplayBuffer(ReplaySettings(**settings), folder, seed=seed, overrides=words, **options)
+    given = {"overrides": options.pop("overrides_from", None), "priority": options.pop("priority_of", None)}
+    return ReplayBuffer(ReplaySettings(**settings), folder, seed=seed, **given, **options)
 
 
 def credited(scored: ScoredTrajectory, *, error: float = 0.0) -> AugmentedExperience:

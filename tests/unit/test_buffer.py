@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from slea_llm.buffer import ERROR_FLOOR, ReplayBuffer, error_priority, importance, probabilities, success_priority
 from slea_llm.demonstrations import TOKENISED
-from slea_llm.errors import CheckpointError, StorageError
+from slea_llm.errors import CheckpointError, ConfigError, CreditError, StorageError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import ReplaySettings
 from tests.support import replay
@@ -326,6 +326,23 @@ def test_every_rank_has_its_own_share_and_ranks_agree_on_the_metrics(buffer: Mak
     assert (size, other, weighed, none) == (3, 3, 2, 0)
     assert metrics["replay/size"] == 6
     assert metrics["replay/share"] == 0.5
+
+
+def test_priorities_that_cannot_be_drawn_by_are_refused(buffer: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"priority 'weights' needs weights in use by the sampler.*error, success"):
+        buffer(tmp_path, priority="weights")
+    for odd in (0.0, -1.0, float("nan"), float("inf")):
+        store = buffer(tmp_path / str(odd), priority="weights", priority_of=lambda *_, odd=odd: odd)
+        store.add(several("a"))
+        with pytest.raises(CreditError, match="must be above 0 and finite"):
+            store.weigh([credited(one("a"))], reducer=LocalReducer())
+
+
+def test_scores_of_another_version_are_counted(buffer: Make, tmp_path: Path) -> None:
+    store = buffer(tmp_path)
+    store.add([dataclasses.replace(one("old"), evaluator_versions={"judge": "0"})])
+    _, metrics = mixed(store, several("new", version=1), version=1)
+    assert (metrics["replay/drawn"], metrics["replay/stale_scores"]) == (1, 1)
 
 
 def test_settings_out_of_range_are_refused() -> None:
