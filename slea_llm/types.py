@@ -303,8 +303,7 @@ class AugmentedExperience:
     """A scored trajectory with its credit, one number per sampled token, recomputable from what it holds.
 
     `rewards[stream][part]` (n,), `advantages` (n,), `returns[stream]` (n,), `weights` (n,) multiply the policy loss.
-    `value_mask` (n,) says where the critic is read and supervised. `imitation` (n,) is the weight of a token that is
-    imitated, NaN elsewhere. Rows that are prototypes of one state have their share of it in `prototypes`, (rows,).
+    `value_mask` (n,) says where the critic is read and supervised.
     """
 
     scored: ScoredTrajectory
@@ -317,8 +316,8 @@ class AugmentedExperience:
     policy_mask: np.ndarray
     unit: Literal["token", "step", "turn"] = "token"
     versions: Mapping[str, str] = field(default_factory=dict)
-    imitation: np.ndarray | None = None
-    prototypes: np.ndarray | None = None
+    imitation: np.ndarray | None = None  # (n,), weight of a token that is imitated, NaN elsewhere
+    prototypes: np.ndarray | None = None  # (rows,), share of each row among the prototypes of one state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +333,7 @@ class Batch:
     policy_mask: torch.Tensor  # (B, T) bool, sampled tokens that carry a policy gradient
     imitation_mask: torch.Tensor  # (B, T) bool
     imitation_weights: torch.Tensor  # (B, T) float
-    prototypes: torch.Tensor  # (B,) float, the share that a row has among the prototypes of its state; 0: it is none
+    prototypes: torch.Tensor  # (B,) float, share of a row among the prototypes of its state; 0: it is none
     value_mask: torch.Tensor  # (B, T) bool
     behaviour_logprobs: torch.Tensor  # (B, T) float
     proximal_logprobs: torch.Tensor  # (B, T) float

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
@@ -49,9 +49,9 @@ class Scripted:
 class Counting:
     """An evaluator whose score is the number of dialogues it has seen before, and which may wait or break."""
 
-    name = "counting"
+    name: ClassVar[str] = "counting"
+    needs: ClassVar[frozenset[str]] = frozenset()
     version = "1"
-    needs: frozenset[str] = frozenset()
 
     def __init__(self, *, breaks_at: int = -1) -> None:
         self.seen = 0
