@@ -32,6 +32,10 @@ Floats = NDArray[np.float64]
 Priority = Callable[[AugmentedExperience, float], float]
 """Experience and share of the training done -> priority, above 0."""
 
+POWER = 0.6
+"""Of the priorities: a dialogue is drawn with the chance p^0.6 / sum of p^0.6 (Schaul et al. 2016)."""
+BETA = 0.4
+"""Of the weights (N P)^-beta at the start; it rises to 1 at the end of the training."""
 ERROR_FLOOR = 0.01
 """Added to every error, so that nothing has probability 0 (Schaul et al. 2016)."""
 SEGMENTS = 8
@@ -301,8 +305,8 @@ class ReplayBuffer:
         draws = count // int(sizes.max(initial=1))
         if not len(groups) or not draws:
             return []
-        chances = probabilities(np.bincount(member, self._table["priority"]) / sizes, self.settings.power)
-        weights = importance(chances, self.settings.beta + (1.0 - self.settings.beta) * progress)
+        chances = probabilities(np.bincount(member, self._table["priority"]) / sizes, POWER)
+        weights = importance(chances, BETA + (1.0 - BETA) * progress)
         rng = np.random.default_rng([self._seed, self._rank, iteration])
         picked, times = np.unique(rng.choice(len(groups), size=draws, p=chances), return_counts=True)
         drawn = []

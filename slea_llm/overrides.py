@@ -53,10 +53,9 @@ def overridden(scored: ScoredTrajectory, override: Override, *, policy_version: 
     Raises ConfigError for a dialogue that broke, and for a turn that it lacks or that has no token to carry the reward.
     """
     trajectory = scored.trajectory
-    if trajectory.failed:
-        raise ConfigError(
-            f"trajectory {trajectory.id} broke ({trajectory.error}); it is in no update, so nothing changes"
-        )
+    if trajectory.failed or trajectory.excluded:
+        why = f"broke ({trajectory.error})" if trajectory.failed else "was excluded by the referee"
+        raise ConfigError(f"trajectory {trajectory.id} {why}; it is in no update, so nothing changes")
     index = len(trajectory.turns) - 1 if override.turn is None else override.turn
     if not 0 <= index < len(trajectory.turns) or not trajectory.reply_ids(trajectory.turns[index]):
         raise ConfigError(

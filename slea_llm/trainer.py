@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import gather_object
@@ -16,7 +16,9 @@ from slea_llm import checkpoint, startup_checks
 from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
-from slea_llm.metrics_log import MetricsLog, PhaseClock, episode_metrics, peak_memory, update_metrics
+from slea_llm.health import Health
+from slea_llm.metrics_log import MetricsLog, PhaseClock, asking_metrics, episode_metrics, peak_memory, update_metrics
+from slea_llm.mixing import Mixing
 from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from slea_llm.interfaces import Generator, Imitator, LossTerm, Reducer, Replay
     from slea_llm.models.policy import PolicyCritic
+    from slea_llm.questions import Usage
     from slea_llm.settings import RolloutSettings, StreamSettings, TrainerSettings
     from slea_llm.types import AugmentedExperience, Batch, ScoredTrajectory, TokenStats
 
@@ -47,10 +50,20 @@ class Collector(Protocol):
         ...
 
 
+@runtime_checkable
+class Spending(Protocol):
+    """A collector whose dialogues are scored by chat models that cost something."""
+
+    def spent(self) -> Mapping[str, Usage]:
+        """What they have cost this rank since it was last asked, by component: the same components on every rank."""
+        ...
+
+
 class Crediter(Protocol):
     """Scores and values to credit; `slea_llm.crediting.Crediting` is one."""
 
     streams: dict[str, StreamSettings]
+    heads: tuple[str, ...]
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer
@@ -118,6 +131,7 @@ class Trainer:
         self.iteration = self.update = self.policy_version = 0
         self._model, self._settings, self._rollout = model, settings, rollout
         self._parts, self._options, self._accelerator = parts, options, accelerator
+        self._mixing = Mixing(parts.replay, parts.imitation)
         self._reducer = AcceleratorReducer(accelerator)
         self._minibatches = rollout.episodes // settings.minibatch
         self._updater = Updater(
@@ -133,6 +147,7 @@ class Trainer:
         self._clock = PhaseClock()
         self._log = MetricsLog(options.output_dir / "metrics.jsonl")
         self._metrics: dict[str, float] = {}
+        self._health = Health(parts.crediting.streams)
         self._started = False
         self._unchecked = True
 
@@ -151,7 +166,7 @@ class Trainer:
         self._start()
         with closing(self._progress()) as progress:
             while self.iteration < last:
-                scored = self._mix(self._collect())
+                scored = self._collect()
                 stats = self._stats(scored)
                 experiences = self._credit(scored, stats)
                 stepped = self._update(experiences)
@@ -175,37 +190,39 @@ class Trainer:
         if self._parts.generator.policy_version != self.policy_version or self._model.settings.adapter is not None:
             self._load_sampler()
 
-    def _collect(self) -> list[ScoredTrajectory]:
-        """This rank's dialogues that can be trained on; the others are counted, and too many of them stop the run."""
+    def _moment(self) -> Mapping[str, Any]:
+        progress = self.iteration / self._settings.iterations
+        return {"iteration": self.iteration, "progress": progress, "reducer": self._reducer}
+
+    def _collect(self) -> Sequence[ScoredTrajectory]:
+        """This rank's dialogues that can be trained on, replayed ones last; too many failures stop the run."""
         with self._clock.phase("collect"):
             collected = self._parts.collector.collect(iteration=self.iteration, policy_version=self.policy_version)
         trajectories = [one.trajectory for one in collected]
+        if isinstance(self._parts.collector, Spending):
+            self._metrics |= asking_metrics(self._parts.collector.spent(), reducer=self._reducer)
         self._metrics |= episode_metrics(trajectories, policy_version=self.policy_version, reducer=self._reducer)
         failed = self._metrics["episodes/failed"]
-        total = failed + self._metrics["episodes/played"]
-        if total == 0 or failed / total > self._rollout.max_error_rate:
+        played, excluded = self._metrics["episodes/played"], self._metrics["episodes/excluded"]
+        total = failed + played + excluded
+        if not failed and not played:
+            raise TrainingError(
+                f"all {total:.0f} dialogues of iteration {self.iteration} are excluded by the referee: they say "
+                "nothing about the agent (`slea referee` on the log shows why)"
+            )
+        if failed / total > self._rollout.max_error_rate:
             reasons = [one.error for one in trajectories if one.failed]
             raise TrainingError(
                 f"{failed:.0f} of {total:.0f} dialogues of iteration {self.iteration} failed, more than the share "
                 f"{self._rollout.max_error_rate:g} that is allowed; {reasons[0] if reasons else 'none on this rank'}"
             )
-        scored = [one for one in collected if not one.trajectory.failed and one.trajectory.sampled_tokens]
+        kept = [one for one in collected if not one.trajectory.failed and not one.trajectory.excluded]
+        scored = [one for one in kept if one.trajectory.sampled_tokens]
         if self._unchecked:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
-        return scored
-
-    def _mix(self, scored: list[ScoredTrajectory]) -> Sequence[ScoredTrajectory]:
-        """The fresh dialogues, and those that the buffer adds to them."""
-        if self._parts.replay is None:
-            return scored
-        with self._clock.phase("replay"):
-            mixed, metrics = self._parts.replay.mix(
-                scored,
-                iteration=self.iteration,
-                policy_version=self.policy_version,
-                progress=self.iteration / self._settings.iterations,
-                reducer=self._reducer,
-            )
+            self._report(startup_checks.steps_line(scored, self._reducer))
+        with self._clock.phase("collect"):
+            mixed, metrics = self._mixing.mix(scored, policy_version=self.policy_version, **self._moment())
         self._metrics |= metrics
         return mixed
 
@@ -213,8 +230,8 @@ class Trainer:
         """What the models say today of each dialogue, in order."""
         if self._settings.proximal == "sampler" and not self._unchecked:
             trajectories = [one.trajectory for one in scored]
-            streams = tuple(self._parts.crediting.streams)
-            return sampler_stats(trajectories, streams=streams, critic_version=self.update)
+            heads = self._parts.crediting.heads
+            return sampler_stats(trajectories, streams=heads, critic_version=self.update)
         first_check = self._unchecked and self.policy_version == 0
         with self._clock.phase("stats"):
             stats = token_stats(
@@ -236,19 +253,12 @@ class Trainer:
 
     def _credit(self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats]) -> Sequence[AugmentedExperience]:
         progress = self.iteration / self._settings.iterations
-        experiences: Sequence[AugmentedExperience]
         with self._clock.phase("credit"):
             experiences = self._parts.crediting.credit(scored, stats, progress=progress, reducer=self._reducer)
             self._metrics |= self._parts.crediting.summary(scored, experiences, reducer=self._reducer)
-            if self._parts.replay is not None:
-                experiences, metrics = self._parts.replay.weigh(experiences, reducer=self._reducer)
-                self._metrics |= metrics
-            if self._parts.imitation is not None:
-                experiences, metrics = self._parts.imitation.mark(
-                    experiences, iteration=self.iteration, progress=progress, reducer=self._reducer
-                )
-                self._metrics |= metrics
-        return experiences
+            mixed, metrics = self._mixing.credited(experiences, **self._moment())
+        self._metrics |= metrics
+        return mixed
 
     def _update(self, experiences: Sequence[AugmentedExperience]) -> bool:
         """All updates of an iteration, as many on every rank. True when the policy was stepped in any."""
@@ -290,10 +300,10 @@ class Trainer:
         return [batches + [[]] * (int(count) - len(batches)) for batches, count in zip(plan, most, strict=True)]
 
     def _collate(self, rows: Sequence[AugmentedExperience]) -> Batch:
-        streams = tuple(self._parts.crediting.streams)
+        heads = self._parts.crediting.heads
         if not rows:
-            return blank(streams=len(streams), pad_id=self._options.pad_id, dtype=self._dtype)
-        return collate(rows, streams=streams, pad_id=self._options.pad_id, dtype=self._dtype)
+            return blank(streams=len(heads), pad_id=self._options.pad_id, dtype=self._dtype)
+        return collate(rows, streams=heads, pad_id=self._options.pad_id, dtype=self._dtype)
 
     def _check_gradients(self, rows: Sequence[AugmentedExperience]) -> str:
         batch = to_device(self._collate(rows), self._accelerator.device)
@@ -319,13 +329,18 @@ class Trainer:
         """One line of metrics, the same on every rank and written by the first; seconds and peaks are its own."""
         metrics, self._metrics = self._metrics, {}
         seconds, peak = self._clock.reset(), peak_memory()
+        alarms = self._health.observe(metrics)
+        for alarm in alarms:
+            if alarm.first:
+                self._report(alarm.line())
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
         if self._settings.trackers:
             own = {f"seconds/{name}": value for name, value in seconds.items()}
             own |= {f"peak_gib/{name}": value for name, value in peak.items()}
             self._accelerator.log({**counters, **metrics, **own}, step=self.iteration)
         if self._accelerator.is_main_process:
-            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak})
+            names = [alarm.name for alarm in alarms]
+            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak, "alarms": names})
         return metrics, seconds
 
     def _save_when_due(self) -> None:
@@ -339,9 +354,8 @@ class Trainer:
         Raises StorageError when it cannot be written; what was there before is untouched.
         """
         with self._clock.phase("save"):
-            own: dict[str, Any] = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
-            if self._parts.replay is not None:
-                own["replay"] = dict(self._parts.replay.state())
+            own = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
+            own |= self._mixing.state()
             ranks = gather_object([own])
             target = self.checkpoints / f"step-{self.iteration}"
             if self._accelerator.is_main_process:
@@ -362,6 +376,8 @@ class Trainer:
             "schedule": self._updater.scheduler.state_dict(),
             "metrics_position": self._log.position,
             "recipe": self._recipe(),
+            "losses": self._updater.state(),
+            "health": self._health.state(),
         }
         documents = {**optimizer.documents, "trainer": state, "ranks": list(ranks)}
         return checkpoint.Snapshot(tensors={**optimizer.tensors, **weights}, documents=documents)
@@ -384,14 +400,12 @@ class Trainer:
         self._model.load_trainable_state({name: one for part in weights.values() for name, one in part.items()})
         checkpoint.restore_optimizer(self._updater.optimizer, self._named(), snapshot)
         self._updater.scheduler.load_state_dict(state["schedule"])
+        self._updater.restore(state.get("losses", {}))
+        if "health" in state:  # a checkpoint of an earlier version has none, and nothing but alarms is lost
+            self._health.restore(state["health"])
         own = ranks[int(self._accelerator.process_index)]
-        if (self._parts.replay is not None) != ("replay" in own):
-            raise CheckpointError(
-                f"{folder} was written with{'' if 'replay' in own else 'out'} replay, this run is not so"
-            )
+        self._mixing.restore(own)
         self._parts.collector.restore(own["collector"])
-        if self._parts.replay is not None:
-            self._parts.replay.restore(own["replay"])
         self.iteration, self.update = state["iteration"], state["update"]
         self.policy_version = state["policy_version"]
         if self._accelerator.is_main_process:

@@ -27,6 +27,7 @@ from slea_llm.settings import ReplaySettings, TrainerSettings
 from slea_llm.storage import read_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support import loop, training
+from tests.support.refits import Refitting, judged_of
 
 Shares = list[list[list[ScoredTrajectory]]]
 
@@ -135,12 +136,13 @@ def replay(folder: Path, accelerator: Accelerator) -> None:
     chooser = Imitation(
         steps, ways, encoders={"hashing": HashingEncoder()}, streams=loop.STREAMS, rank=int(accelerator.process_index)
     )
+    kit = loop.Kit(rollout=dataclasses.replace(loop.ROLLOUT, scoring_batch=1, scoring_ahead=1))
+    kit = dataclasses.replace(kit, losses=[*kit.losses, ImitationLoss(steps), PrototypeLoss(ways)])
     found: dict[str, Any] = {}
     for name, until in (("cut", 2), ("cut", 3), ("whole", 3)):
         running = loop.running(
             folder / "base", folder / f"replay-{name}", settings, engine="transformers", accelerator=accelerator,
-            rollout=dataclasses.replace(loop.ROLLOUT, scoring_batch=1, scoring_ahead=1),
-            replay=ReplaySettings(share=0.5, capacity=8), more_losses=[ImitationLoss(steps), PrototypeLoss(ways)],
+            kit=kit, replay=ReplaySettings(share=0.5, capacity=8),
             imitation=chooser,
         )  # fmt: skip
         with running as (trainer, model, _):
@@ -154,6 +156,44 @@ def replay(folder: Path, accelerator: Accelerator) -> None:
     (folder / f"replay-rank{accelerator.process_index}.json").write_text(json.dumps(found))
 
 
+def refits(folder: Path, accelerator: Accelerator) -> None:
+    """Three iterations with a refit each; then the second checkpoint again, in fresh objects, up to the same end."""
+    rng = np.random.default_rng(3)
+    model = training.policy(folder / "base", dtype="float32")
+    dialogues = [training.random_dialogue(rng, f"t{number}") for number in range(12)]
+    rounds = [cut(training.sampled_by(model, dialogues[at : at + 4]), (2, 2)) for at in (0, 4, 8)]
+    if accelerator.num_processes == 1:
+        rounds = [[left + right] for left, right in rounds]
+    settings = TrainerSettings(
+        iterations=3, epochs=1, minibatch=4, microbatch=2, learning_rate=1e-3, critic_learning_rate=1e-3, save_every=1
+    )
+    name = f"refits-{accelerator.num_processes}"
+    first = Refitting(rounds, folder / name, accelerator)
+    training.trainer(model, settings, rounds, folder / name, accelerator=accelerator, collector=first).run()
+    again = Refitting(rounds, folder / name, accelerator)
+    resumed = training.trainer(
+        training.policy(folder / "base", dtype="float32"),
+        settings,
+        rounds,
+        folder / name,
+        accelerator=accelerator,
+        collector=again,
+    )
+    resumed.resume(folder / name / "checkpoints" / "step-2")
+    restored = again.model.version
+    resumed.run()
+    judged = judged_of(9, rank=0, ranks=1)[0]
+    found = {
+        "versions": first.versions,
+        "restored": restored,
+        "again": again.versions,
+        "said": first.said,
+        "scores": [word.score for word in again.model.score(judged.trajectory, judged.steps)],
+        "own": len(again.cotraining.state()["window"]),
+    }
+    (folder / f"{name}-rank{accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def main(arguments: Sequence[str]) -> None:
     folder, cases = Path(arguments[0]), arguments[1:]
     accelerator = make_accelerator(TrainerSettings())
@@ -164,6 +204,8 @@ def main(arguments: Sequence[str]) -> None:
             shapes(folder, accelerator)
         elif case == "replay":
             replay(folder, accelerator)
+        elif case == "refits":
+            refits(folder, accelerator)
         elif case.startswith("rollouts:"):
             rollouts(folder, accelerator, engine=case.partition(":")[2])
         else:

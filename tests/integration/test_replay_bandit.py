@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from slea_llm.buffer import ReplayBuffer
+from slea_llm.buffer import POWER, ReplayBuffer
 from slea_llm.interfaces import LocalReducer
 from slea_llm.losses.entropy import EntropyLoss
 from slea_llm.losses.ppo import PpoLoss
@@ -29,7 +29,7 @@ PAY = torch.tensor([1.0, 0.8, 0.0], dtype=torch.float64)
 TAU = 0.5
 BEST = (PAY / TAU).softmax(0)
 BEHAVIOUR = torch.tensor([0.15, 0.7, 0.15], dtype=torch.float64)
-PRIORITY = torch.tensor([0.25, 1.0, 4.0], dtype=torch.float64)
+PRIORITY = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
 PULLS = 400
 
 
@@ -54,7 +54,7 @@ def pull(number: int, arm: int) -> ScoredTrajectory:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayBuffer]:
     """Pulls in exactly the shares of the earlier policy, the poor arm with the highest priority."""
-    settings = ReplaySettings(share=0.75, beta=1.0, power=1.0, priority="error", capacity=10_000)
+    settings = ReplaySettings(share=0.75, priority="error", capacity=10_000)
     buffer = ReplayBuffer(settings, tmp_path_factory.mktemp("bandit"), seed=0)
     counts = (BEHAVIOUR * PULLS).round().int().tolist()
     with closing(buffer):
@@ -83,7 +83,7 @@ def learn(store: ReplayBuffer, *, weighed: bool, stored: bool) -> torch.Tensor:
         arms = torch.tensor([arm_of(each) for each in drawn])
         weights = torch.tensor([store._weights[name] for name in names], dtype=torch.float64)
         if not weighed:  # how often each was drawn
-            weights = weights * PRIORITY[arms] / PRIORITY.min()
+            weights = weights * (PRIORITY[arms] / PRIORITY.min()) ** POWER
         policy = logits.log_softmax(0)
         today = policy.detach()
         behaviour = BEHAVIOUR.log()[arms] if stored else today[arms]

@@ -18,7 +18,7 @@ from slea_llm.imitation import Imitation
 from slea_llm.interfaces import LossTerm
 from slea_llm.losses.imitation import ImitationConfig, ImitationLoss
 from slea_llm.losses.imitation_prototypes import PrototypeConfig, PrototypeLoss
-from slea_llm.settings import ReplaySettings, RolloutSettings, TrainerSettings
+from slea_llm.settings import ReplaySettings, TrainerSettings
 from slea_llm.storage import read_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support import loop, replay, training
@@ -88,7 +88,7 @@ def test_br_055_a_resumed_run_with_replay_is_the_whole_one_to_the_bit(base: Path
     assert all(drawn[1:])
     oldest = [record["metrics"]["replay/age_max"] for record in metrics(whole)]
     assert 0 < max(oldest) <= 3
-    with pytest.raises(CheckpointError, match="was written with replay, this run is not so"):
+    with pytest.raises(CheckpointError, match="was not written without replay"):
         train(base, cut, until=4, resume=cut / "checkpoints" / "step-2")
     with pytest.raises(CheckpointError, match=r"share: 0.5 there, 0.25 here"):
         train(base, cut, until=4, resume=cut / "checkpoints" / "step-2",
@@ -98,9 +98,9 @@ def test_br_055_a_resumed_run_with_replay_is_the_whole_one_to_the_bit(base: Path
 def test_scoring_beside_play_gives_the_same_numbers(base: Path, tmp_path: Path) -> None:
     found = []
     for ahead in (0, 1, 2):
-        rollout = dataclasses.replace(loop.ROLLOUT, episodes=6, scoring_batch=2, scoring_ahead=ahead)
+        kit = loop.Kit(rollout=dataclasses.replace(loop.ROLLOUT, episodes=6, scoring_batch=2, scoring_ahead=ahead))
         folder = tmp_path / str(ahead)
-        weights = train(base, folder, until=2, rollout=rollout)
+        weights = train(base, folder, until=2, kit=kit)
         scored = list(read_scored(folder / "rollouts" / "rank0.jsonl"))
         bare = [
             (one.trajectory.id, one.trajectory.traces, one.steps, one.scores, one.evaluator_versions) for one in scored
@@ -179,9 +179,7 @@ def test_imitation_raises_what_is_imitated_and_fades_out(tmp_path: Path) -> None
 
 def test_real_rollouts_with_replay_and_imitation_together(base: Path, tmp_path: Path) -> None:
     chooser = Imitation(STEPS, WAYS, encoders={"hashing": HashingEncoder()}, streams=loop.STREAMS)
-    rollout = RolloutSettings(**{**dataclasses.asdict(loop.ROLLOUT), "scoring_batch": 1, "scoring_ahead": 2})
-    train(
-        base, tmp_path, until=2, replay=REPLAY, rollout=rollout, imitation=chooser,
-        more_losses=[ImitationLoss(STEPS), PrototypeLoss(WAYS)],
-    )  # fmt: skip
+    kit = loop.Kit(rollout=dataclasses.replace(loop.ROLLOUT, scoring_batch=1, scoring_ahead=2))
+    kit = dataclasses.replace(kit, losses=[*kit.losses, ImitationLoss(STEPS), PrototypeLoss(WAYS)])
+    train(base, tmp_path, until=2, replay=REPLAY, kit=kit, imitation=chooser)
     assert {"imitation/steps", "imitation_prototypes/states", "replay/drawn"} <= metrics(tmp_path)[1]["metrics"].keys()
