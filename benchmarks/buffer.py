@@ -4,8 +4,7 @@
 
 Dialogues have 12 turns of 5 steps each (a thought of four and a reply) and 20 tokens a step, with the ids and
 log-probabilities of a sampler, two scores a step and the public state of the order task. The folder is removed at the
-end unless --keep is given. Times are CPU time of
-the one process, so that other work on the machine does not count; the disk's cache does.
+end unless --keep is given. Times are CPU time of the one process, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ import resource
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from common import release_freed
 
 from slea_llm.buffer import ReplayBuffer
 from slea_llm.settings import ReplaySettings
@@ -109,12 +110,14 @@ def main() -> None:
     dialogues = arguments.steps // (TURNS * STEPS)
     settings = ReplaySettings(share=0.25, capacity=dialogues, max_age=10**6, priority="error")
     rng = np.random.default_rng(0)
+    with closing(ReplayBuffer(settings, arguments.folder / "first", seed=0)) as store:
+        fill(store, rng, arguments.chunk, arguments.chunk)  # what the dialogues of a chunk take is not the index's
     before = resident()
     with closing(ReplayBuffer(settings, arguments.folder, seed=0)) as store:
         seconds = fill(store, rng, dialogues, arguments.chunk)
         print(f"{store.steps} steps in {len(store)} dialogues of {TURNS * STEPS * TOKENS} sampled tokens")
         print(f"disk    {store.bytes_on_disk / store.steps:.0f} bytes a step, {store.bytes_on_disk / 2**30:.2f} GiB")
-        print(f"memory  {(resident() - before) / store.steps:.2f} bytes a step (growth of the process)")
+        print(f"memory  {(resident() - before) / store.steps:.1f} bytes a step (growth of the process)")
         print(f"store   {1e3 * seconds / len(store):.2f} ms a dialogue, {1e6 * seconds / store.steps:.1f} us a step")
         for count in (1, DRAWN):
             middle, high = np.quantile(sample(store, count, arguments.draws), [0.5, 0.95])
@@ -132,11 +135,19 @@ def main() -> None:
         shutil.rmtree(arguments.folder)
 
 
+def named(one: ScoredTrajectory, number: int) -> ScoredTrajectory:
+    """The dialogue under an id and a task of its own."""
+    name = f"0-{number}"
+    trajectory = replace(one.trajectory, id=name, task={"id": name})
+    return replace(one, trajectory=trajectory, steps=tuple(replace(step, trajectory_id=name) for step in one.steps))
+
+
 def fill(store: ReplayBuffer, rng: np.random.Generator, dialogues: int, chunk: int) -> float:
     """Store so many dialogues; seconds of storing alone."""
     seconds = 0.0
+    samples = [dialogue(number, rng) for number in range(64)]
     for start in range(0, dialogues, chunk):
-        part = [dialogue(number, rng) for number in range(start, min(start + chunk, dialogues))]
+        part = [named(samples[number % 64], number) for number in range(start, min(start + chunk, dialogues))]
         begun = time.process_time()
         store.add(part)
         seconds += time.process_time() - begun
@@ -154,7 +165,8 @@ def sample(store: ReplayBuffer, count: int, draws: int) -> list[float]:
 
 
 def resident() -> float:
-    """Bytes of main memory that the process holds now."""
+    """Bytes of main memory that the process holds now, without what was freed and kept for later."""
+    release_freed()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
 

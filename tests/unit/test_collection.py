@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slea_llm.rollout import Rollout
 
 ENVIRONMENT = OrderTaking(OrderTaking.Config())
-WAIT = 20.0
+WAIT = 60.0
 
 
 class Scripted:
