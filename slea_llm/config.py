@@ -16,6 +16,7 @@ from slea_llm.settings import (
     EvaluationSettings,
     ExportSettings,
     ModelSettings,
+    ReplaySettings,
     RolloutSettings,
     RunSettings,
     StreamSettings,
@@ -59,6 +60,7 @@ class Recipe(BaseModel):
     run: RunSettings = RunSettings()
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
+    replay: ReplaySettings = ReplaySettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export: ExportSettings = ExportSettings()
