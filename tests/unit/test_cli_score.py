@@ -157,7 +157,7 @@ def test_a_recipe_of_the_scoring_sections_alone_is_enough(log: Path, tmp_path: P
     assert next(iter(run.read())).scores[0].score == 0.5
 
 
-def test_ids_that_are_paths_touch_nothing_outside_the_results(
+def test_br_093_ids_that_are_paths_touch_nothing_outside_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = tmp_path / "in"
