@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 DIALOGUES = 10_000
 WORDS = ("flight", "hotel", "booking", "refund", "Rome", "Oslo", "Friday", "seat", "baggage", "price", "card", "policy")
-    "flight hotel booking refund Rome Oslo Friday seat upgrade baggage confirm price total card cancel policy".split()
-)
 
 
 def template(number: int) -> ScoredTrajectory:
