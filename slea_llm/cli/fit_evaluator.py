@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of the fitted model; must be new")
     parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
     parser.add_argument(
-        "--labels", type=Path, help="JSON lines of trajectory, turn, step, and label or successes and n"
+        "--labels", type=Path, help="JSON lines of trajectory, turn, step, and label, override, or successes and n"
     )
     parser.add_argument("--no-outcome", action="store_true", help="do not label every step with its dialogue's outcome")
     parser.add_argument("--heuristic", help="evaluator of the recipe whose scores give a cold start")
