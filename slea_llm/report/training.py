@@ -32,8 +32,12 @@ def training(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
         "curves": {name: _thinned(curve) for name, curve in sorted(curves.items())},
         "evaluations": [
             {
-                key: row.get(key)
-                for key in ("moment", "policy_version", "n", "successes", "success_rate", "interval", "mean_turns")
+                **{
+                    key: _number(row.get(key))
+                    for key in ("policy_version", "n", "successes", "success_rate", "mean_turns")
+                },
+                "moment": str(row.get("moment", "")),
+                "interval": _interval(row.get("interval")),
             }
             for row in evaluations
         ],
@@ -135,6 +139,12 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def _interval(value: Any) -> list[float] | None:
+    numbers = [_number(one) for one in value] if isinstance(value, list) else []
+    known = [one for one in numbers if one is not None]
+    return known if len(known) == len(numbers) == 2 else None
 
 
 def _numbers(value: Any, prefix: str) -> dict[str, float]:

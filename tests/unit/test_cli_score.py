@@ -185,7 +185,7 @@ def test_a_log_without_outcomes_still_gets_its_scores(tmp_path: Path, capsys: py
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     assert main(["score", str(log)]) == 0
     said = capsys.readouterr().out
-    assert "success: unknown for all 1 dialogues" in said
+    assert "success: unknown, the log does not say how its 1 dialogues ended" in said
     assert "carry no advantages, the first because: the log does not say how it ended" in said
 
 

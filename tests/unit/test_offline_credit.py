@@ -11,6 +11,7 @@ from slea_llm.crediting import Crediting
 from slea_llm.errors import UnsupportedError
 from slea_llm.offline_credit import one_token_a_step, step_credit
 from slea_llm.settings import StreamSettings
+from slea_llm.types import Trajectory
 from tests.support.logged import booking, logged, scored
 
 
@@ -86,3 +87,13 @@ def test_the_kl_to_a_reference_is_refused() -> None:
     made = Crediting(streams, [], NestedGae(NestedGae.Config(), streams=streams), kl_coef=0.1)
     with pytest.raises(UnsupportedError, match="a log has neither: set kl_in_reward to 0"):
         step_credit(made, scored(booking("a", success=True)))
+
+
+def test_success_without_a_number_counts_as_one_and_zero() -> None:
+    def unpaid(name: str, *, success: bool) -> Trajectory:
+        whole = booking(name, success=success, task="t")
+        turns = tuple(dataclasses.replace(turn, reward=0.0) for turn in whole.turns)
+        return dataclasses.replace(whole, turns=turns, outcome=None)
+
+    found = step_credit(crediting(), scored(unpaid("a", success=True), unpaid("b", success=False)))
+    assert [set(one.advantages) for one in found] == [{0.5}, {-0.5}]

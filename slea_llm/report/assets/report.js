@@ -113,7 +113,7 @@
   // ---- the list of dialogues ----------------------------------------------------------------------------------------
   const texts = new Map();
   function searchText(one, row) {
-    const key = one.name + "\u0000" + row[DETAIL];
+    const key = `${data.sets.indexOf(one)} ${row[DETAIL]}`;
     if (row[DETAIL] === null) return "";
     if (!texts.has(key)) {
       const detail = one.details[row[DETAIL]], found = [];
@@ -190,7 +190,7 @@
   }
 
   // ---- one dialogue ---------------------------------------------------------------------------------------------------
-  const evaluatorAt = (one) => { const name = state.evaluator[one.name] || one.evaluator; return Math.max(0, one.evaluators.findIndex((e) => e.name === name)); };
+  const evaluatorAt = (one) => { const name = state.evaluator[data.sets.indexOf(one)] || one.evaluator; return Math.max(0, one.evaluators.findIndex((e) => e.name === name)); };
   const numberOf = (one, step) => state.by === "advantage" ? step[5] : (step[4][evaluatorAt(one)] || [null])[0];
   function show(one, pane, at, simple) {
     if (at === null || at === undefined) { pane.replaceChildren(el("p", { class: "muted" }, "No dialogue.")); return; }
@@ -220,7 +220,7 @@
   }
   function chooser(one, pane, at) {
     if (one.evaluators.length < 2) return el("span", { class: "muted" }, one.evaluators.length ? one.evaluators[0].name : "no evaluator");
-    const node = el("select", { "aria-label": "Evaluator", onchange: () => { state.evaluator[one.name] = node.value; show(one, pane, at); } }, one.evaluators.map((evaluator, place) => el("option", { value: evaluator.name, selected: place === evaluatorAt(one) }, evaluator.name)));
+    const node = el("select", { "aria-label": "Evaluator", onchange: () => { state.evaluator[data.sets.indexOf(one)] = node.value; show(one, pane, at); } }, one.evaluators.map((evaluator, place) => el("option", { value: evaluator.name, selected: place === evaluatorAt(one) }, evaluator.name)));
     return node;
   }
   function said([role, name, text]) {
