@@ -21,6 +21,7 @@ from slea_llm.settings import (
     StreamSettings,
     TrainerSettings,
     WarmStartSettings,
+    WeightSettings,
 )
 
 
@@ -49,8 +50,10 @@ class Recipe(BaseModel):
     evaluators: tuple[ComponentSpec, ...] = ()
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {"outcome": StreamSettings(sources=("outcome",))}
+    weights: WeightSettings = WeightSettings()
     credit: ComponentSpec = ComponentSpec(name="nested_gae")
     losses: tuple[ComponentSpec, ...] = (ComponentSpec(name="ppo"), ComponentSpec(name="value"))
+    referee: ComponentSpec = ComponentSpec(name="rules")
     kl_in_reward: float = 0.0
     """Coefficient of the k1 estimate in the reward part `reference_kl`. 0: not in the reward."""
     run: RunSettings = RunSettings()
@@ -93,8 +96,9 @@ class ScoringRecipe(BaseModel):
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {}
     """Empty: the outcome, and every evaluator's scores at a weight of 0.3."""
-    credit: ComponentSpec = ComponentSpec(name="nested_gae", unit="step")  # type: ignore[call-arg]
+    credit: ComponentSpec = ComponentSpec(name="nested_gae")
     kl_in_reward: float = 0.0
+    weights: WeightSettings = WeightSettings()
 
 
 def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) -> ScoringRecipe:
@@ -134,6 +138,7 @@ COMPONENT_SECTIONS: Mapping[str, str] = {
     "augmenters": "augmenter",
     "credit": "credit",
     "losses": "loss",
+    "referee": "referee",
 }
 """Section of a recipe -> registry kind."""
 

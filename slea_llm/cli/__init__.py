@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "score": ("score", "score every step of logged dialogues"),
         "convert": ("convert", "logs of any known format to our own, to OpenAI chat rows or to a Hub dataset"),
         "report": ("report", "one HTML file of scored dialogues or of a training run, to read and to pass on"),
+        "referee": ("referee", "say who was to blame for logged dialogues, with the words that show it"),
         "evaluate": ("evaluate", "success of a model on the fixed panel of unseen tasks"),
         "export": ("export", "write the trained adapter or merged weights, proved equal to what was trained"),
         "fetch-model": ("fetch_model", "build a small real model as a local folder"),

@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
-    for name, cost in scorer.costs().items():
-        say(f"{name}: {cost}")
+    for name, usage in scorer.usages().items():
+        say(f"{name}: {usage.line()}")
     say(f"written to {folder} ({one.name}); `slea report {folder}` makes one HTML file of it")
     return 0
 

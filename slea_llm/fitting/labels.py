@@ -231,6 +231,7 @@ def _example(trajectory: Trajectory, row: Prefixes, sums: np.ndarray, weights: n
         # Before the first step stands the same dialogue: its outcome is what a start is worth.
         targets[0, 1], weights[0, 1] = float(trajectory.success), float(weights[1:, 1].max())
     return Example(
+        trajectory=trajectory.id,
         group=group_of(trajectory),
         prefixes=row,
         targets=targets,

@@ -20,7 +20,7 @@ def crediting(*, whiten: bool = False, **more: StreamSettings) -> Crediting:
         "outcome": StreamSettings(sources=("outcome",), gamma_turn=1.0, lam_turn=1.0, whiten=whiten),
         **more,
     }
-    return Crediting(streams, [], NestedGae(NestedGae.Config(unit="step", whiten_final=whiten), streams=streams))
+    return Crediting(streams, [], NestedGae(NestedGae.Config(whiten_final=whiten), streams=streams))
 
 
 def test_each_leaf_step_is_one_token_and_the_steps_tile_the_turns() -> None:
@@ -57,7 +57,7 @@ def test_a_group_that_ended_alike_gets_zero(*, success: bool) -> None:
 def test_scores_reach_the_steps_that_earned_them() -> None:
     (one,) = scored(booking("a", success=False, errors=1))
     streams = {"scores": StreamSettings(sources=("rules",), gamma_turn=1.0, lam_turn=0.0, lam_step=0.0, whiten=False)}
-    made = Crediting(streams, [], NestedGae(NestedGae.Config(unit="step", whiten_final=False), streams=streams))
+    made = Crediting(streams, [], NestedGae(NestedGae.Config(whiten_final=False), streams=streams))
     (found,) = step_credit(made, [one])
     assert found.advantages == pytest.approx([word.score for word in one.scores])
 
