@@ -91,14 +91,16 @@ def _form(head: bytes, suffix: str) -> Form:
     first, _, rest = text.partition(b"\n")
     if not _SURE_OBJECT.match(text):
         return "lines" if suffix in LINE_SUFFIXES else "text"
-    if len(text) == len(first) == HEAD:
+    if len(text) == len(first) == HEAD and suffix not in LINE_SUFFIXES:
         return "document"  # one long line: values are read one after another, whatever they are
     following = rest.lstrip()
     if _is_json(first):
         return "lines" if following else "document"
+    if suffix in LINE_SUFFIXES:
+        return "document" if first.strip() in (b"{", b"[", b"[{") else "lines"
     if text.startswith(b"[") or first.strip() == b"{" or rest[:1] in (b" ", b"\t"):
         return "document"
-    return "lines" if suffix in LINE_SUFFIXES or following.startswith((b"{", b"[")) else "document"
+    return "lines" if following.startswith((b"{", b"[")) else "document"
 
 
 def _is_json(line: bytes) -> bool:
