@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from slea_llm.errors import GenerationError
@@ -13,12 +12,12 @@ from slea_llm.types import Generation, GenerationRequest
 T = TypeVar("T")
 
 # Passes of the event loop without a new request after which a batch counts as complete. Episodes that go on at the
-# same moment then always share a batch: its make-up, and with it float rounding, does not depend on thread timing.
+# same moment then always share a batch: its make-up, and with it float rounding, does not depend on timing.
 QUIET_PASSES = 8
 
 
 class Backend(Protocol):
-    """A sampler that works on many requests at once. All calls come from one worker thread.
+    """A sampler that works on many requests at once.
 
     A number may be stopped that is not known (any more); that does nothing.
     """
@@ -28,7 +27,7 @@ class Backend(Protocol):
     ) -> list[tuple[int, Generation]]:
         """Take up new requests, drop the stopped ones, work for a moment, and return what finished.
 
-        Called again as long as a request is unfinished. Blocks without holding up the event loop.
+        Called again as long as a request is unfinished. The event loop stands still meanwhile.
         """
         ...
 
@@ -38,12 +37,15 @@ class Dispatcher:
 
     An episode that waits for a slow user has no request here, so it delays nobody. An error of the backend fails
     every request in flight with GenerationError, and every later one.
+
+    The backend works on the event loop's own thread, which is the one that trains. On another thread it would have a
+    second team of OpenMP threads; with more of those than cores they sleep at every barrier instead of spinning, and a
+    small model decodes at half its speed.
     """
 
     def __init__(self, backend: Backend, *, name: str) -> None:
         self._backend = backend
         self._name = name
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"slea-{name}")
         self._waiting: dict[int, asyncio.Future[Generation]] = {}
         self._starts: list[tuple[int, GenerationRequest]] = []
         self._stops: list[int] = []
@@ -68,7 +70,7 @@ class Dispatcher:
                 self._stops.append(number)
 
     def run(self, action: Callable[[], T]) -> T:
-        """Run something on the worker thread while nothing is in flight, and wait for it.
+        """Run something while nothing is in flight.
 
         Raises GenerationError when requests are in flight: they would be sampled from two versions of the weights.
         """
@@ -77,23 +79,21 @@ class Dispatcher:
             raise GenerationError(f"{len(self._waiting)} requests are in flight; load weights between rollouts")
         if self._stops:  # left behind by an event loop that ended early
             stops, self._stops = self._stops, []
-            self._worker.submit(self._backend.advance, [], stops).result()
-        return self._worker.submit(action).result()
+            self._backend.advance([], stops)
+        return action()
 
     def close(self, action: Callable[[], None]) -> None:
-        """Run a last action on the worker thread and end it; a second call does nothing."""
+        """Run a last action; nothing can be sampled after it, and a second call does nothing."""
         if self._broken == "closed":
             return
         self._broken = "closed"
-        self._worker.submit(action).result()
-        self._worker.shutdown(wait=True)
+        action()
 
     def _check_alive(self) -> None:
         if self._broken is not None:
             raise GenerationError(f"the {self._name} sampler is not usable any more: {self._broken}")
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         passes = QUIET_PASSES
         while True:
             await self._settle(passes)
@@ -101,7 +101,7 @@ class Dispatcher:
             stops, self._starts, self._stops = self._stops, [], []
             if not (self._waiting or stops):
                 return
-            finished = await loop.run_in_executor(self._worker, self._backend.advance, starts, stops)
+            finished = self._backend.advance(starts, stops)
             for number, generation in finished:
                 future = self._waiting.pop(number, None)
                 if future is not None and not future.done():

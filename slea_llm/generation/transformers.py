@@ -85,7 +85,7 @@ class TransformersGenerator:
         self._dispatcher.run(lambda: self._load(source, version))
 
     def close(self) -> None:
-        """End the worker and let go of the model; harmless when called twice."""
+        """Let go of the model; harmless when called twice."""
         self._dispatcher.close(self._core.close)
 
     def _load(self, source: WeightSource, version: int) -> None:
@@ -96,7 +96,7 @@ class TransformersGenerator:
 
 
 class ModelCore:
-    """The model's side: decoding and weights, all from one thread."""
+    """The model's side: decoding and weights."""
 
     def __init__(
         self,

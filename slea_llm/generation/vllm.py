@@ -152,7 +152,7 @@ class VllmGenerator:
 
 
 class EngineCore:
-    """The engine's side: requests, steps and weights of one LLMEngine, all from one thread."""
+    """The engine's side: requests, steps and weights of one LLMEngine."""
 
     def __init__(self, engine: Any, *, temperature: float, stop_ids: frozenset[int], isolated: bool) -> None:
         self.version = 0
@@ -338,10 +338,12 @@ def start_engine(arguments: Mapping[str, Any], *, isolated: bool) -> Any:
     """An LLMEngine in this process or, isolated, with its core in a process that knows nothing of the ranks."""
     import torch
     from vllm import EngineArgs, LLMEngine
+    from vllm.usage.usage_lib import UsageContext
 
     set_num_threads = torch.set_num_threads
     with engine_environment(isolated=isolated), _as_generation_error(f"vllm on {arguments['model']!r}"):
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        # Offline defaults: a bare engine takes up half as many prompt tokens a step, so dialogues fall out of step.
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS)
     torch.set_num_threads = set_num_threads  # the CPU worker replaces it by one that does nothing
     return engine
 
