@@ -6,11 +6,13 @@ import gzip
 import io
 import json
 import re
+import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from slea_llm.errors import MissingDependencyError, StorageError
 
@@ -36,12 +38,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     with _reading(path), path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
-        file: IO[bytes] = raw
+        file: Any = raw
         if start.startswith(_GZIP):
             file = gzip.GzipFile(fileobj=raw)
         elif start == _ZSTD:
             file = _zstandard(raw)
-        buffered = io.BufferedReader(file, HEAD)  # type: ignore[arg-type]
+        buffered = io.BufferedReader(file, HEAD)
         if buffered.peek(3)[:3] == _BOM:
             buffered.read(3)
         yield buffered
@@ -51,11 +53,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except damage() as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise StorageError(f"{path} could not be read: {reason}") from error
-    except ValueError as error:
-        raise StorageError(f"{path} could not be unpacked: {error}") from error
+
+
+def damage() -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises: also zstandard's own error, where that package is loaded."""
+    package = sys.modules.get("zstandard")
+    own = (package.ZstdError,) if package is not None else ()
+    return (OSError, EOFError, zlib.error, zipfile.BadZipFile, *own)
 
 
 def _zstandard(raw: IO[bytes]) -> IO[bytes]:
