@@ -110,7 +110,7 @@ def test_a_hub_dataset_holds_every_column_and_a_card_that_names_its_files(tmp_pa
     found = trajectories(tmp_path)
     items = [scored(one, tuple(0.5 for _ in one.turns)) for one in found]
     count = write_hub_dataset(tmp_path / "hub", iter(items), Weighting(evaluator="rules"))
-    table = pq.read_table(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")  # type: ignore[no-untyped-call]
+    table = pq.read_table(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
     rows = table.to_pylist()
     assert count == len(rows) == len(found)
     assert [row["outcome"] for row in rows] == [one.outcome for one in found]
