@@ -54,7 +54,7 @@ check: ready  ## Format, lint, spelling, dead code, types, imports, unit, contra
 	$(BIN)/deptry .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit tests/contract tests/architecture
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --hypothesis-profile=quick tests/unit tests/contract tests/architecture
 
 test: ready  ## Everything that runs without a GPU, the real engine included
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests
