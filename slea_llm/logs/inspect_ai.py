@@ -85,7 +85,7 @@ class InspectLog(JsonFormat):
             return parse_json(f"{file}/{name}", 1, archive.read(name)).value
         except StorageError as error:
             return error
-        except (*damage(), RuntimeError, NotImplementedError, ValueError) as error:
+        except damage(RuntimeError, NotImplementedError, ValueError) as error:
             # a wrong password, a method of packing or a header that zipfile does not know
             return StorageError(f"{name} could not be unpacked: {error}")
 

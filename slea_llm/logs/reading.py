@@ -231,7 +231,7 @@ class LogReader:
                         self._fault(item)
                     else:
                         yield from self._record(item, one)
-        except (*sources.damage(), NotImplementedError, ValueError) as error:
+        except sources.damage(NotImplementedError, ValueError) as error:
             raise StorageError(f"{path} could not be read: {error}") from error
 
     def _record(self, record: LogRecord, found: Any = None) -> Iterator[Trajectory]:

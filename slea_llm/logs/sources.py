@@ -58,11 +58,11 @@ def _reading(path: Path) -> Iterator[None]:
         raise StorageError(f"{path} could not be read: {reason}") from error
 
 
-def damage() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises: also zstandard's own error, where that package is loaded."""
+def damage(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises, and `more`: also zstandard's own error, where that package is loaded."""
     package = sys.modules.get("zstandard")
     own = (package.ZstdError,) if package is not None else ()
-    return (OSError, EOFError, zlib.error, zipfile.BadZipFile, *own)
+    return (OSError, EOFError, zlib.error, zipfile.BadZipFile, *own, *more)
 
 
 def _zstandard(raw: IO[bytes]) -> IO[bytes]:
