@@ -319,7 +319,7 @@
   function training() {
     const held = set().training, names = Object.keys(held.curves), starting = (prefix) => names.filter((name) => name.startsWith(prefix));
     const parts = [el("h2", {}, `Training: ${held.iterations} iterations`)];
-    parts.push(held.alarms.length ? el("div", {}, el("h3", {}, "Alarms"), table([["iteration", true], ["metric"], ["what it may mean"]], held.alarms.map(([metric, at, what]) => el("tr", {}, cell(at, true), cell(metric), cell(what))))) : note("No alarm: every metric stayed in its healthy range."));
+    parts.push(held.alarms.length ? el("div", {}, el("h3", {}, "Alarms"), table([["first in", true], ["alarm"], ["what it means, and what mends it"]], held.alarms.map(([metric, at, what]) => el("tr", {}, cell(at, true), cell(metric), cell(what))))) : note("No alarm was raised."));
     if (held.evaluations.length) parts.push(el("h3", {}, "Evaluations"), table([["when"], ["policy", true], ["success", true], ["95 %", true], ["turns", true]], held.evaluations.map((row) => el("tr", {}, cell(row.moment === null ? "" : String(row.moment)), cell(row.policy_version, true), cell(`${row.successes}/${row.n} = ${percent(row.success_rate)}`, true), cell(row.interval ? `${percent(row.interval[0])} to ${percent(row.interval[1])}` : "", true), cell(fixed(row.mean_turns), true)))));
     parts.push(el("h3", {}, "Curves"), el("div", { class: "charts" }, GROUPS.map(([title, of]) => curve(title, "", held, of)),
       curve("Where the rewards came from", "Share of the sum of absolute rewards that each part paid.", held, starting("credit/share/")),
