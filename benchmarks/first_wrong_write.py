@@ -98,7 +98,7 @@ def main() -> None:
         name: held_out(cases, scored, fit, cls, by=arguments.held_out, seed=arguments.seed)
         for name, (fit, cls) in FITTED.items()
     }
-    # Both judge a step against what else is usual there, in differences of success probability: one unit, equal weights.
+    # Both judge a step against what else is usual there, in differences of success probability: equal weights.
     pair = zip(found["hindsight"], found["counterfactual_prediction"], strict=True)
     found["blend of the last two"] = [(one + other) / 2.0 for one, other in pair]
     rows += [[name, *shown(cases, turns)] for name, turns in found.items()]
