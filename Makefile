@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-cpu ready check test demo demo-smollm2 bench clean
+.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,14 @@ check: ready  ## Format, lint, spelling, dead code, types, imports, unit, contra
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --hypothesis-profile=quick tests/unit tests/contract tests/architecture
 
+# Root installs it, others are told how; without one the report's browser tests are skipped and counted.
+browser:  ## Install Debian's chromium for the browser tests, where there is none
+	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			{ apt-get install -y -qq chromium >/dev/null 2>&1 || \
+				{ apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; \
+		else echo "no chromium: install it (Debian: sudo apt-get install chromium) to run the browser tests"; fi; }
+
 test: ready  ## Everything that runs without a GPU, the real engine included
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests
 
@@ -64,7 +72,7 @@ demo: ready  ## Warm start, PPO, evaluation before and after, export with proof,
 	$(RUN) warm-start recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(LAUNCH) train recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(RUN) export $(DEMO_DIR) $(if $(filter 0,$(LR)),--allow-unchanged)
-	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores.jsonl
+	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores
 
 demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check and the adapter proof
 	$(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
@@ -74,6 +82,12 @@ demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check an
 bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
+
+study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg
+
+study: ready  ## All arms, 8 seeds; goes on where it was stopped (many hours on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg
 
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

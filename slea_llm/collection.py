@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from slea_llm.adjudication import Playing
 from slea_llm.distributed import shard
 from slea_llm.errors import CheckpointError
 from slea_llm.interfaces import Environment
-from slea_llm.rollout import FailedEpisodesError, Rollout
+from slea_llm.questions import Usage
+from slea_llm.rollout import FailedEpisodesError
 from slea_llm.scoring import Scorer
 from slea_llm.settings import RolloutSettings
 from slea_llm.task_order import TaskOrder
@@ -59,7 +61,7 @@ class OnlineCollector:
         self,
         *,
         environment: Environment,
-        rollout: Rollout,
+        rollout: Playing,
         scorer: Scorer,
         settings: RolloutSettings,
         seed: int,
@@ -78,6 +80,7 @@ class OnlineCollector:
         self._order = TaskOrder(tasks=settings.tasks, seed=seed)
         self._before = before
         self._position = 0
+        self._counted = scorer.usages()
 
     def state(self) -> Mapping[str, Any]:
         state: dict[str, Any] = {"groups_drawn": self._position, "log_position": self._log.position}
@@ -98,8 +101,15 @@ class OnlineCollector:
                 )
             one.restore(state["observers"][name])
 
+    def spent(self) -> dict[str, Usage]:
+        """What the chat models that score have cost this rank since it was last asked, by component."""
+        now = self._scorer.usages()
+        spent = {name: usage.since(self._counted[name]) for name, usage in now.items()}
+        self._counted = now
+        return spent
+
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
-        """This rank's dialogues of one iteration, failed ones included."""
+        """This rank's dialogues of one iteration, failed and excluded ones included."""
         self._before(iteration, policy_version)
         size = self._settings.group_size
         groups = self._settings.episodes // size
@@ -120,7 +130,7 @@ class OnlineCollector:
 
 
 def panel_player(
-    rollout: Rollout,
+    rollout: Playing,
     *,
     rank: Rank,
     gather: Callable[[list[Trajectory]], list[Trajectory]],

@@ -12,8 +12,25 @@ from slea_llm.errors import ConfigError, nearest
 
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
-        "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
-        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
+        "environment": MappingProxyType(
+            {
+                "order_taking": "slea_llm.environments.order_taking:OrderTaking",
+                "complaint": "slea_llm.environments.complaint:Complaint",
+                "tech_support": "slea_llm.environments.tech_support:TechSupport",
+                "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
+                "strategy_game": "slea_llm.environments.strategy_game:StrategyGame",
+                "gymnasium": "slea_llm.environments.gymnasium_text:GymnasiumText",
+                "textworld": "slea_llm.environments.textworld_games:TextWorldGames",
+                "verifiers": "slea_llm.environments.verifiers_tasks:VerifiersTasks",
+            }
+        ),
+        "user": MappingProxyType(
+            {
+                "scripted": "slea_llm.users.scripted:ScriptedUser",
+                "recorded": "slea_llm.users.recorded:RecordedUser",
+                "llm": "slea_llm.users.llm:LlmUser",
+            }
+        ),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",
@@ -26,6 +43,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "evaluator": MappingProxyType(
             {
+                "rules": "slea_llm.evaluators.rules:Rules",
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
                 "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
@@ -33,11 +51,27 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "counterfactual_prediction": "slea_llm.evaluators.counterfactual:CounterfactualPrediction",
                 "llm_judge": "slea_llm.evaluators.llm_judge:LlmJudge",
                 "reward_model": "slea_llm.evaluators.reward_model:RewardModel",
+                "causal_reward_model": "slea_llm.evaluators.causal_reward_model:CausalRewardModel",
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),
-        "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
-        "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
+        "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
+        "augmenter": MappingProxyType(
+            {
+                "value_shaping": "slea_llm.augmenters.value_shaping:ValueShaping",
+                "attention_credit": "slea_llm.augmenters.attention_credit:AttentionCredit",
+                "slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress",
+                "success_backprop": "slea_llm.augmenters.success_backprop:SuccessBackprop",
+                "repeat_penalty": "slea_llm.augmenters.repeat_penalty:RepeatPenalty",
+                "info_density": "slea_llm.augmenters.info_density:InfoDensity",
+            }
+        ),
+        "credit": MappingProxyType(
+            {
+                "nested_gae": "slea_llm.credit.nested_gae:NestedGae",
+                "group_relative": "slea_llm.credit.group_relative:GroupRelative",
+            }
+        ),
         "loss": MappingProxyType(
             {
                 "ppo": "slea_llm.losses.ppo:PpoLoss",

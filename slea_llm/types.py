@@ -196,6 +196,11 @@ class Trajectory:
         """True when the episode itself broke; such a record has no outcome and never enters an update."""
         return self.termination == "error"
 
+    @property
+    def excluded(self) -> bool:
+        """True when a referee found that the dialogue says nothing about the agent: no gradient, no success rate."""
+        return (self.provenance.get("blame") or {}).get("excluded") is True
+
     def reply_ids(self, turn: Turn) -> tuple[int, ...]:
         """The tokens that were sampled for a turn; none for logs without tokens."""
         if turn.span is None or not self.traces:
@@ -291,8 +296,8 @@ class ScoredTrajectory:
 class TokenStats:
     """What the models say today about the sampled tokens of one trajectory, in sampled order; made just before credit.
 
-    `proximal` and `reference` have shape (n,). `values[stream]` has shape (n + 1,): entry i is the value of the context
-    before sampled token i, and the last entry is the value after the last token, used only when the end was a cut.
+    `proximal` and `reference` have shape (n,). `values[stream]` (n + 1,) are those of the context before every sampled
+    token, and after the last one (used only when the end was a cut); `after[stream]` (n,) those after every token.
     """
 
     proximal: np.ndarray
@@ -300,6 +305,7 @@ class TokenStats:
     values: Mapping[str, np.ndarray]
     policy_version: int
     critic_version: int
+    after: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +313,8 @@ class AugmentedExperience:
     """A scored trajectory with its credit, one number per sampled token, recomputable from what it holds.
 
     `rewards[stream][part]` (n,), `advantages` (n,), `returns[stream]` (n,), `weights` (n,) multiply the policy loss.
-    `value_mask` (n,) says where the critic is read and supervised.
+    `value_mask` (n,) says before which tokens the critic is read and supervised, `after_mask` (n,) after which, if it
+    is at all; `after_returns[head]` (n,) are the targets there.
     """
 
     scored: ScoredTrajectory
@@ -318,8 +325,10 @@ class AugmentedExperience:
     weights: np.ndarray
     value_mask: np.ndarray
     policy_mask: np.ndarray
-    unit: Literal["token", "step", "turn"] = "token"
+    unit: Literal["token", "substep", "step", "turn"] = "token"
     versions: Mapping[str, str] = field(default_factory=dict)
+    after_returns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    after_mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +353,7 @@ class Batch:
     old_values: torch.Tensor  # (B, T, S) float
     trajectory: torch.Tensor  # (B,) int64
     trajectory_tokens: torch.Tensor  # (B,) float
+    head_mask: torch.Tensor | None = None  # (B, T, S) bool, which head is supervised at a value position; None: all
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])

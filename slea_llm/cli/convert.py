@@ -68,8 +68,10 @@ def read_scored_or_not(
     """The trajectories with the scores of a scored log, or with none; the reader that counts, for other logs."""
     from slea_llm.errors import StorageError
     from slea_llm.logs.reading import LogReader
+    from slea_llm.score_runs import newest_log
     from slea_llm.storage import log_kind, read_scored
 
+    path = newest_log(path)
     try:
         scored = path.is_file() and log_kind(path) == "slea.scored_trajectories"
     except (StorageError, ValueError):
