@@ -98,7 +98,7 @@ class ScoringRecipe(BaseModel):
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {}
     """Empty: the outcome, and every evaluator's scores at a weight of 0.3."""
-    credit: ComponentSpec = ComponentSpec(name="nested_gae", unit="step")  # type: ignore[call-arg]
+    credit: ComponentSpec = ComponentSpec(name="nested_gae")
     kl_in_reward: float = 0.0
     weights: WeightSettings = WeightSettings()
 

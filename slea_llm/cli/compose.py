@@ -93,7 +93,14 @@ def scorer(
 
 
 def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
-    """Augmenters and the credit method over the recipe's reward streams."""
+    """Augmenters and the credit method over the recipe's reward streams.
+
+    When a log is scored, an evaluator that feeds no stream is there to be read; in training it would be a mistake.
+    """
+    fed = {source for stream in recipe.streams.values() for source in stream.sources}
+    read = (
+        [spec.name for spec in recipe.evaluators if spec.name not in fed] if isinstance(recipe, ScoringRecipe) else []
+    )
     augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
@@ -103,6 +110,7 @@ def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
         weights=recipe.weights,
+        logged_only=read,
     )
 
 

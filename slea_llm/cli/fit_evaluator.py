@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
     parser.add_argument("--seed", type=int, default=0, help="splits and starting weights (default 0)")
     both = parser.add_argument_group("reward_model and causal_reward_model")
-    both.add_argument("--labels", type=Path, help="JSON lines of trajectory, turn, step, and label or successes and n")
+    both.add_argument("--labels", type=Path, help="JSON lines: labels, overrides or counts of steps (docs/scoring.md)")
     both.add_argument(
         "--no-outcome", action="store_true", default=None, help="do not label every step with its dialogue's outcome"
     )
