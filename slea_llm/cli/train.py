@@ -66,6 +66,7 @@ class TrainingRun:
     def run(self, *, resume: bool, until: int | None) -> None:
         from slea_llm.cli.session import open_session
         from slea_llm.models.policy import build
+        from slea_llm.questions import Asking
 
         recipe = self._recipe
         session = open_session(recipe, seed_offset=self._rank.index)
@@ -82,6 +83,8 @@ class TrainingRun:
             if trainer.iteration == recipe.trainer.iterations:
                 self._evaluate(session, "after", trainer.policy_version)
             self._say_memory()
+            if isinstance(session.user, Asking) and self._accelerator.is_main_process:
+                say(f"user {session.user.name}: {session.user.usage.line()}")
         finally:
             session.generator.close()
 

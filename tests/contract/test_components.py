@@ -32,6 +32,9 @@ TORCH_FREE = frozenset(
         ("evaluator", "knowledge_base"),
         ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
+        ("user", "scripted"),
+        ("user", "llm"),
+        ("referee", "rules"),
     }
 )
 
