@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,10 @@ NAMES = sorted(registry.ROWS["user"])
 def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimulatedUser]:
     name = request.param
     with serving(Reply(body=completion("I would like to order.")), Reply(body=completion("To my place."))) as server:
-        options = {"llm": {"endpoint": {"url": server.url}}, "recorded": {"log": str(tmp_path / "log.jsonl")}}
+        options: dict[str, dict[str, Any]] = {
+            "llm": {"endpoint": {"url": server.url}},
+            "recorded": {"log": str(tmp_path / "log.jsonl")},
+        }
         if name == "recorded":
             scripted = ScriptedUser(ScriptedUser.Config())
             played = play(ENVIRONMENT, scripted, ENVIRONMENT.expert(TASK), TASK, seed=1, max_turns=12)
