@@ -10,6 +10,7 @@ from slea_llm.adjudication import Playing
 from slea_llm.distributed import shard
 from slea_llm.errors import CheckpointError
 from slea_llm.interfaces import Environment
+from slea_llm.questions import Usage
 from slea_llm.rollout import FailedEpisodesError
 from slea_llm.scoring import Scorer
 from slea_llm.settings import RolloutSettings
@@ -79,6 +80,7 @@ class OnlineCollector:
         self._order = TaskOrder(tasks=settings.tasks, seed=seed)
         self._before = before
         self._position = 0
+        self._counted = scorer.usages()
 
     def state(self) -> Mapping[str, Any]:
         state: dict[str, Any] = {"groups_drawn": self._position, "log_position": self._log.position}
@@ -99,6 +101,13 @@ class OnlineCollector:
                 )
             one.restore(state["observers"][name])
 
+    def spent(self) -> dict[str, Usage]:
+        """What the chat models that score have cost this rank since it was last asked, by component."""
+        now = self._scorer.usages()
+        spent = {name: usage.since(self._counted[name]) for name, usage in now.items()}
+        self._counted = now
+        return spent
+
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
         """This rank's dialogues of one iteration, failed and excluded ones included."""
         self._before(iteration, policy_version)
@@ -115,8 +124,9 @@ class OnlineCollector:
             trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
         scored = list(self._scorer.score_many(trajectories))
         self._log.append(*scored)
-        for one in self._observers.values():
-            one.observe(iteration, scored)
+        telling = [one for one in scored if not one.trajectory.excluded]
+        for observer in self._observers.values():
+            observer.observe(iteration, telling)
         return scored
 
 

@@ -19,7 +19,8 @@ from slea_llm.types import ScoredTrajectory
 MINIMUM = 64
 """Dialogues, half of them successes, below which nothing is refitted."""
 
-Gather = Callable[[list[ScoredTrajectory]], list[ScoredTrajectory]]
+Gather = Callable[[list[Any]], list[Any]]
+"""This rank's items to those of all ranks, in rank order, on every rank; all ranks call it."""
 
 
 class Cotraining:
@@ -41,33 +42,40 @@ class Cotraining:
         report: Callable[[str], None],
         settings: FitSettings | None = None,
     ) -> None:
-        """`folder` receives one subfolder a refit. `gather` gives on every rank the dialogues of all ranks in order."""
+        """`folder`, which all ranks see, receives one subfolder a refit."""
         if model.config.refresh_every < 1:
             raise ConfigError(f"refresh_every {model.config.refresh_every} of {model.name} must be 1 or more to refit")
         self._model, self._folder, self._main, self._gather = model, folder, main, gather
         self._seed, self._report = seed, report
         self._settings = settings or FitSettings(folds=3, members=1)
-        self._window: deque[ScoredTrajectory] = deque(maxlen=model.config.window)
+        self._window: deque[tuple[int, ScoredTrajectory]] = deque(maxlen=model.config.window)
         self._current = ""
 
     def observe(self, iteration: int, scored: Sequence[ScoredTrajectory]) -> None:
         """Take in the dialogues of an iteration (0 is the first), and refit when that is due. All ranks call it."""
-        self._window.extend(_light(one) for one in scored if outcome_labels(one.trajectory, one.steps))
+        self._window.extend((iteration, _light(one)) for one in scored if outcome_labels(one.trajectory, one.steps))
         if (iteration + 1) % self._model.config.refresh_every == 0:
             self._refit(iteration + 1)
 
     def state(self) -> Mapping[str, Any]:
-        return {"model": self._current, "window": [encode_scored(one) for one in self._window]}
+        return {
+            "model": self._current,
+            "iterations": [iteration for iteration, _ in self._window],
+            "window": [encode_scored(one) for _, one in self._window],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._window.clear()
-        self._window.extend(decode_scored(one) for one in state["window"])
+        self._window.extend(zip(state["iterations"], map(decode_scored, state["window"]), strict=True))
         self._current = state["model"]
         if self._current:
             self._model.load(self._folder / self._current)
 
     def _refit(self, iteration: int) -> None:
-        everyone = self._gather(list(self._window))
+        # In the order in which one process would have played them, so that the newest are those of all ranks alike.
+        gathered: list[tuple[int, ScoredTrajectory]] = self._gather(list(self._window))
+        gathered.sort(key=lambda item: item[0])
+        everyone = [one for _, one in gathered[-self._model.config.window :]]
         chosen = balanced(everyone, self._model.config.window)
         name = f"iteration-{iteration}"
         if len(chosen) < MINIMUM:
@@ -77,16 +85,16 @@ class Cotraining:
                 f"{len(everyone) - good} failures are at hand, {MINIMUM // 2} of each are needed"
             )
             return
-        if self._main:
-            self._fit(chosen, name)
-        self._gather([])  # nobody loads before the first rank has written
-        if not (self._folder / name).is_dir():
+        # Nobody loads before the first rank has written, and nothing that an earlier run left under that name.
+        written = self._gather([name] if self._main and self._fit(chosen, name) else [])
+        if not written:
             return
         self._model.load(self._folder / name)
         self._current = name
         self._say(f"refitted on {len(chosen)} dialogues after iteration {iteration}: {self._model.gate.line}")
 
-    def _fit(self, chosen: Sequence[ScoredTrajectory], name: str) -> None:
+    def _fit(self, chosen: Sequence[ScoredTrajectory], name: str) -> bool:
+        """Whether a new folder was written."""
         encoder = CachingEncoder(load_encoder(self._model.config.encoder), size=self._model.config.cache)
         labels = [label for one in chosen for label in outcome_labels(one.trajectory, one.steps)]
         try:
@@ -97,6 +105,8 @@ class Cotraining:
             fitted.save(self._folder / name, overwrite=True)
         except SleaError as error:
             self._say(f"{self._model.name}: not refitted, the copy of before goes on scoring: {error}")
+            return False
+        return True
 
     def _say(self, line: str) -> None:
         if self._main:

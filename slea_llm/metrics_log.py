@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from slea_llm.storage import cut_back
 
 if TYPE_CHECKING:
     from slea_llm.interfaces import Reducer
+    from slea_llm.questions import Usage
     from slea_llm.types import Trajectory
     from slea_llm.updates import UpdateReport
 
@@ -127,6 +129,17 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, policy_version: int, 
 
 def _blamed(trajectory: Trajectory) -> Any:
     return (trajectory.provenance.get("blame") or {}).get("party")
+
+
+def asking_metrics(spent: Mapping[str, Usage], *, reducer: Reducer) -> dict[str, float]:
+    """What the chat models that parse or judge have cost in an iteration, summed over all ranks, by component."""
+    metrics: dict[str, float] = {}
+    for name in sorted(spent):
+        own = {field.name: float(getattr(spent[name], field.name)) for field in fields(spent[name])}
+        metrics |= {
+            f"asking/{name}/{key}": total for key, total in zip(own, reducer.sum(list(own.values())), strict=True)
+        }
+    return metrics
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:

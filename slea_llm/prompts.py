@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +53,21 @@ class Prompt:
         return FIELD.sub(lambda match: values[match.group(1)], self.text)
 
 
-def load(name: str) -> Prompt:
-    """The prompt `prompts/<name>.md` or `prompts/<name>.yaml`; raises ConfigError unless there is exactly one."""
+def load(name: str, *, fields: Collection[str] | None = None) -> Prompt:
+    """The prompt `prompts/<name>.md` or `prompts/<name>.yaml`; raises ConfigError unless there is exactly one.
+
+    With `fields` it must have just these, so that a prompt of another component is refused before it is filled.
+    """
+    prompt = _load(name)
+    if fields is not None and prompt.fields != set(fields):
+        raise ConfigError(
+            f"prompt {name!r} has the fields {', '.join(sorted(prompt.fields)) or 'none'}; what asks by it fills "
+            f"{', '.join(sorted(fields)) or 'none'}"
+        )
+    return prompt
+
+
+def _load(name: str) -> Prompt:
     files = [name + suffix for suffix in SUFFIXES if name + suffix in assets.names("prompts")]
     if len(files) != 1:
         known = sorted({path.rpartition(".")[0] for path in assets.names("prompts") if path.endswith(SUFFIXES)})

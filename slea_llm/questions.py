@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from slea_llm.types import Message
@@ -54,6 +54,10 @@ class Usage:
 
     def plus(self, **amounts: float) -> Usage:
         return replace(self, **{name: getattr(self, name) + amount for name, amount in amounts.items()})
+
+    def since(self, before: Usage) -> Usage:
+        """What was spent after `before`, an earlier count of the same."""
+        return Usage(**{one.name: getattr(self, one.name) - getattr(before, one.name) for one in fields(self)})
 
     def line(self) -> str:
         """All of it in one line."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
-from slea_llm.interfaces import BatchParsing, BatchScoring, Gated, Remembering, StepEvaluator, StepParser
-from slea_llm.questions import Asking
+from slea_llm.evaluators.words import words_on_many
+from slea_llm.interfaces import BatchParsing, Composed, Gated, Remembering, StepEvaluator, StepParser
+from slea_llm.questions import Asking, Usage
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory, Turn, Verdict, leaf_steps
 
 StartsOf: TypeAlias = Callable[[Turn], Sequence[int] | None]
@@ -110,10 +111,14 @@ class Scorer:
                     )
                 one.restore(state[one.name])
 
-    def costs(self) -> dict[str, str]:
-        """Name of the parser or evaluator that asks a chat model -> what it has cost so far, in one line."""
-        parts = (self._parser, *self._evaluators)
-        return {part.name: part.usage.line() for part in parts if isinstance(part, Asking)}
+    def usages(self) -> dict[str, Usage]:
+        """Name of the parser or evaluator that asks a chat model (`blend/llm_judge` for a part) -> its costs so far."""
+        parts: list[tuple[str, object]] = [(self._parser.name, self._parser)]
+        for one in self._evaluators:
+            parts.append((one.name, one))
+            if isinstance(one, Composed):
+                parts += [(f"{one.name}/{part.name}", part) for part in one.evaluators]
+        return {name: part.usage for name, part in parts if isinstance(part, Asking)}
 
     @property
     def evaluators(self) -> tuple[StepEvaluator, ...]:
@@ -154,14 +159,12 @@ class Scorer:
 
 def _ask_many(evaluator: StepEvaluator, pairs: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[list[ScoredStep]]:
     """`_ask` of every trajectory, in one go where the evaluator can."""
-    if isinstance(evaluator, BatchScoring):
-        try:
-            words = evaluator.score_many(pairs)
-        except EVALUATION_FAILURES:
-            pass  # asked one by one below, only the trajectory that it fails on loses its scores, with its own reason
-        else:
-            return [_checked(evaluator, *pair, one) for pair, one in zip(pairs, words, strict=True)]
-    return [_ask(evaluator, *pair) for pair in pairs]
+    try:
+        words = words_on_many(evaluator, pairs)
+    except EVALUATION_FAILURES:
+        # Asked one by one, only the trajectory that it fails on loses its scores, with its own reason.
+        return [_ask(evaluator, *pair) for pair in pairs]
+    return [_checked(evaluator, *pair, one) for pair, one in zip(pairs, words, strict=True)]
 
 
 def _ask(evaluator: StepEvaluator, trajectory: Trajectory, steps: Sequence[Step]) -> list[ScoredStep]:

@@ -18,9 +18,11 @@ def other_faults(seen: View) -> Iterator[Fault]:
     if trajectory.failed:
         yield _broke(str(trajectory.error))
         return
-    if trajectory.outcome is None:
+    if trajectory.outcome is None and trajectory.termination != "unknown":
         yield Fault(party="scorer", kind="no_outcome", turn=len(trajectory.turns), quote="outcome: none")
-    elif (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0):
+    elif trajectory.outcome is not None and (
+        (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0)
+    ):
         quote = f"termination {trajectory.termination}, outcome {trajectory.outcome:g}"
         yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
     yield from _state(seen)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slea_llm.config import ComponentSpec, Recipe, component_config
+from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
-from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator, StepWeigher
 from slea_llm.scoring import Scorer, TokenDecoder
 
 if TYPE_CHECKING:
@@ -69,7 +69,12 @@ def referee(recipe: Recipe, chat_models: ChatModels | None = None) -> Referee:
     return built
 
 
-def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
+def scorer(
+    recipe: Recipe | ScoringRecipe,
+    *,
+    chat: TokenDecoder | None = None,
+    available: Mapping[str, Any] | None = None,
+) -> Scorer:
     """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
     given = {
         "chat_models": ChatModels(),
@@ -85,9 +90,9 @@ def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mappi
     return Scorer(component("parser", recipe.parser, given), evaluators, chat)
 
 
-def crediting(recipe: Recipe) -> Crediting:
+def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
-    augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
+    augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
         recipe.streams,
@@ -95,7 +100,15 @@ def crediting(recipe: Recipe) -> Crediting:
         cls(config, streams=recipe.streams),
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
+        weights=recipe.weights,
     )
+
+
+def heads(recipe: Recipe) -> tuple[str, ...]:
+    """The value heads that the credit method of a recipe reads."""
+    cls, config = component_config("credit", recipe.credit)
+    found: tuple[str, ...] = getattr(cls(config, streams=recipe.streams), "heads", tuple(recipe.streams))
+    return found
 
 
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:

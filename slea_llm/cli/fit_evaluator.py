@@ -1,77 +1,214 @@
-"""Fit a reward model on logged dialogues: labels in; weights, a card and the gate's verdict out."""
+"""Fit a learnt evaluator on logged dialogues: labels in; weights, a card and the gate's verdict out."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli.output import say
-from slea_llm.errors import ConfigError
+from slea_llm.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from slea_llm.config import Recipe
+    from slea_llm.fitting.labels import StepLabel
+    from slea_llm.types import ScoredTrajectory, Verdict
+
+LABELLED: Mapping[str, Any] = MappingProxyType(
+    {"labels": None, "no_outcome": False, "heuristic": None, "heuristic_weight": 0.3, "folds": 5}
+)
+"""Options of what is fitted to step labels, with their defaults."""
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "reward_model": {**LABELLED, "epochs": 10, "encoder": "use-multilingual", "joint": False},
+        "causal_reward_model": {
+            **LABELLED,
+            "epochs": 3,
+            "base": None,
+            "max_tokens": 2048,
+            "lora_rank": 16,
+            "learning_rate": 2e-4,
+        },
+        "return_decomposition": {},
+        "hindsight": {},
+        "counterfactual_prediction": {},
+    }
+)
+"""Evaluator -> the options that its fit reads beside log, output, recipe and seed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", type=Path, nargs="+", help="logs of dialogues, or folders of logs")
     parser.add_argument("--output", type=Path, required=True, help="folder of the fitted model; must be new")
-    parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
     parser.add_argument(
-        "--labels", type=Path, help="JSON lines of trajectory, turn, step, and label or successes and n"
+        "--evaluator", default="reward_model", help=f"what is fitted: {', '.join(OPTIONS)} (default reward_model)"
     )
-    parser.add_argument("--no-outcome", action="store_true", help="do not label every step with its dialogue's outcome")
-    parser.add_argument("--heuristic", help="evaluator of the recipe whose scores give a cold start")
-    parser.add_argument("--heuristic-weight", type=float, default=0.3, help="weight of those labels (default 0.3)")
-    parser.add_argument("--encoder", default="use-multilingual", help="sentence encoder (default use-multilingual)")
-    parser.add_argument("--joint", action="store_true", help="encode state, message and step as one text, not apart")
-    parser.add_argument("--folds", type=int, default=5, help="parts of the groups, each held out once (default 5)")
-    parser.add_argument("--epochs", type=int, default=10, help="passes at most (default 10)")
+    parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
     parser.add_argument("--seed", type=int, default=0, help="splits and starting weights (default 0)")
+    both = parser.add_argument_group("reward_model and causal_reward_model")
+    both.add_argument("--labels", type=Path, help="JSON lines of trajectory, turn, step, and label or successes and n")
+    both.add_argument(
+        "--no-outcome", action="store_true", default=None, help="do not label every step with its dialogue's outcome"
+    )
+    both.add_argument("--heuristic", help="evaluator of the recipe whose scores give a cold start")
+    both.add_argument("--heuristic-weight", type=float, help="weight of those labels (default 0.3)")
+    both.add_argument("--folds", type=int, help="parts of the groups, each held out once (default 5)")
+    both.add_argument("--epochs", type=int, help="passes at most (default 10; causal: 3, and 0 fits the heads alone)")
+    small = parser.add_argument_group("reward_model")
+    small.add_argument("--encoder", help="sentence encoder (default use-multilingual)")
+    small.add_argument(
+        "--joint", action="store_true", default=None, help="encode state, message and step as one text, not apart"
+    )
+    causal = parser.add_argument_group("causal_reward_model")
+    causal.add_argument("--base", help="folder or name of the chat model that reads the dialogues (required)")
+    causal.add_argument("--max-tokens", type=int, help="tokens of a dialogue that are read (default 2048)")
+    causal.add_argument("--lora-rank", type=int, help="rank of the adapter (default 16)")
+    causal.add_argument("--learning-rate", type=float, help="of the adapter (default 2e-4)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from slea_llm.cli import compose
     from slea_llm.cli.score import read_logs
     from slea_llm.config import ComponentSpec, load_recipe
+    from slea_llm.folders import refuse_existing
+    from slea_llm.scoring import Scorer
+
+    options = chosen(arguments)
+    refuse_existing(arguments.output, overwrite=False)
+    recipe = load_recipe(arguments.recipe) if arguments.recipe else None
+    parser = compose.component("parser", recipe.parser if recipe else ComponentSpec(name="tagged"))
+    data = list(Scorer(parser, []).score_many(one for log in arguments.log for one in read_logs(log)))
+    verdict = FITS[arguments.evaluator](data, options, recipe, arguments)
+    say(verdict.line)
+    say(f"written to {arguments.output}; in a recipe: {{name: {arguments.evaluator}, model: {arguments.output}}}")
+    return 0
+
+
+def chosen(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the evaluator that is fitted. Raises ConfigError for an unknown one, and for an option that its
+    fit does not read."""
+    name = arguments.evaluator
+    if name not in OPTIONS:
+        raise ConfigError(
+            f"--evaluator {name!r} is not one that is fitted: {', '.join(OPTIONS)}{nearest(name, OPTIONS)}"
+        )
+    known = OPTIONS[name]
+    every = {option for options in OPTIONS.values() for option in options}
+    given = {option: getattr(arguments, option) for option in every if getattr(arguments, option) is not None}
+    if odd := sorted(given.keys() - known.keys()):
+        reads = ", ".join(f"--{option.replace('_', '-')}" for option in known) or "outcomes alone, and no options"
+        raise ConfigError(f"--{odd[0].replace('_', '-')} is not read by {name}, which reads {reads}")
+    return {**known, **given}
+
+
+def _labels(data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None) -> list[StepLabel]:
+    from slea_llm.cli import compose
+    from slea_llm.fitting import labels
+
+    found = labels.read_labels(options["labels"]) if options["labels"] else []
+    if not options["no_outcome"]:
+        found += [label for one in data for label in labels.outcome_labels(one.trajectory, one.steps)]
+    if options["heuristic"]:
+        specs = {spec.name: spec for spec in recipe.evaluators} if recipe else {}
+        if options["heuristic"] not in specs:
+            raise ConfigError(
+                f"--heuristic {options['heuristic']!r} is no evaluator of the recipe; one of "
+                f"{', '.join(sorted(specs)) or 'none: give --recipe'}"
+            )
+        rule, weight = compose.component("evaluator", specs[options["heuristic"]]), options["heuristic_weight"]
+        found += [
+            label for one in data for label in labels.heuristic_labels(rule, one.trajectory, one.steps, weight=weight)
+        ]
+    return found
+
+
+def _fit_network(
+    data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None, arguments: argparse.Namespace
+) -> Verdict:
     from slea_llm.encoders import load_encoder
     from slea_llm.evaluators.reward_model_features import Encoding
     from slea_llm.fitting import evaluator, labels
     from slea_llm.fitting.training import TrainingSettings
-    from slea_llm.folders import refuse_existing
 
-    refuse_existing(arguments.output, overwrite=False)
-    recipe = load_recipe(arguments.recipe) if arguments.recipe else None
-    parser = compose.component("parser", recipe.parser if recipe else ComponentSpec(name="tagged"))
-    parsed = [
-        (one, [step for turn in one.turns for step in parser.parse(turn, one.id, None)])
-        for log in arguments.log
-        for one in read_logs(log)
-    ]
-    found = labels.read_labels(arguments.labels) if arguments.labels else []
-    if not arguments.no_outcome:
-        found += [label for one, steps in parsed for label in labels.outcome_labels(one, steps)]
-    if arguments.heuristic:
-        specs = {spec.name: spec for spec in recipe.evaluators} if recipe else {}
-        if arguments.heuristic not in specs:
-            raise ConfigError(
-                f"--heuristic {arguments.heuristic!r} is no evaluator of the recipe; one of "
-                f"{', '.join(sorted(specs)) or 'none: give --recipe'}"
-            )
-        rule = compose.component("evaluator", specs[arguments.heuristic])
-        weight = arguments.heuristic_weight
-        found += [label for one, steps in parsed for label in labels.heuristic_labels(rule, one, steps, weight=weight)]
-    encoding: Encoding = "joint" if arguments.joint else "apart"
-    rows = labels.examples(parsed, found, load_encoder(arguments.encoder), encoding)
-    say(f"{len(parsed)} dialogues, {len(rows)} of them labelled, {len(found)} labels")
+    found = _labels(data, options, recipe)
+    encoding: Encoding = "joint" if options["joint"] else "apart"
+    parsed = [(one.trajectory, one.steps) for one in data]
+    rows = labels.examples(parsed, found, load_encoder(options["encoder"]), encoding)
+    say(f"{len(data)} dialogues, {len(rows)} of them labelled, {len(found)} labels")
     fitted = evaluator.fit_evaluator(
         rows,
         found,
-        encoder=arguments.encoder,
+        encoder=options["encoder"],
         encoding=encoding,
-        settings=evaluator.FitSettings(folds=arguments.folds, training=TrainingSettings(epochs=arguments.epochs)),
+        settings=evaluator.FitSettings(folds=options["folds"], training=TrainingSettings(epochs=options["epochs"])),
         seed=arguments.seed,
         report=say,
     )
     fitted.save(arguments.output)
     for line in evaluator.lines(fitted.card):
         say(line)
-    say(fitted.verdict.line)
-    say(f"written to {arguments.output}; in a recipe: {{name: reward_model, model: {arguments.output}}}")
-    return 0
+    return fitted.verdict
+
+
+def _fit_causal(
+    data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None, arguments: argparse.Namespace
+) -> Verdict:
+    from slea_llm.fitting import causal, evaluator
+    from slea_llm.models.step_reader import open_reader
+    from slea_llm.settings import ModelSettings
+
+    if not options["base"]:
+        raise ConfigError("causal_reward_model reads dialogues by a chat model: give --base, a folder or a hub name")
+    try:
+        base = ModelSettings(base=options["base"], lora_rank=options["lora_rank"], lora_alpha=2 * options["lora_rank"])
+    except ValueError as error:
+        raise ConfigError(f"--lora-rank: {error}") from error
+    settings = causal.CausalSettings(
+        folds=options["folds"], epochs=options["epochs"], learning_rate=options["learning_rate"]
+    )
+    found = _labels(data, options, recipe)
+    if not found:
+        raise ConfigError("no labelled step; give outcomes, a labels file or a heuristic")
+    opened = open_reader(base, longest=options["max_tokens"], seed=arguments.seed)
+    parsed = [(one.trajectory, one.steps) for one in data]
+    rows, left_out = causal.token_examples(parsed, found, opened, report=say)
+    say(f"{len(data)} dialogues, {len(rows)} of them labelled, {len(found)} labels")
+    fitted = causal.fit_causal(
+        rows, found, opened, base=base, settings=settings, seed=arguments.seed, left_out=left_out, report=say
+    )
+    fitted.save(arguments.output)
+    for line in evaluator.lines(fitted.card):
+        say(line)
+    return fitted.verdict
+
+
+def _fit_outcomes(
+    data: Sequence[ScoredTrajectory], _options: Mapping[str, Any], _recipe: Recipe | None, arguments: argparse.Namespace
+) -> Verdict:
+    from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition
+
+    name = arguments.evaluator
+    fits: Mapping[str, Callable[..., fitted.Fitted]] = {
+        return_decomposition.KIND: return_decomposition.fit,
+        hindsight.KIND: hindsight.fit,
+        counterfactual.PREDICTION: counterfactual.fit_prediction,
+    }
+    learnt = fits[name](data, seed=arguments.seed)
+    learnt.save(arguments.output)
+    for line in fitted.lines(learnt.card):
+        say(line)
+    return fitted.judge(name, learnt.card)
+
+
+FITS: Mapping[str, Callable[..., Verdict]] = MappingProxyType(
+    {
+        "reward_model": _fit_network,
+        "causal_reward_model": _fit_causal,
+        "return_decomposition": _fit_outcomes,
+        "hindsight": _fit_outcomes,
+        "counterfactual_prediction": _fit_outcomes,
+    }
+)

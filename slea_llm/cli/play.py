@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from slea_llm.cli import compose
 from slea_llm.cli.output import say
 from slea_llm.cli.session import Session, open_session, quiet_third_parties
 from slea_llm.config import Recipe
@@ -67,7 +68,10 @@ def _with_session(recipe: Recipe, adapter: Path | None, play: Callable[[Session,
             if adapter is not None:
                 settings = replace(recipe.model, adapter=str(adapter))
                 model = build(
-                    settings, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+                    settings,
+                    streams=compose.heads(recipe),
+                    temperature=recipe.rollout.temperature,
+                    seed=recipe.run.seed,
                 )
                 version += 1
                 session.generator.load(model, version)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from slea_llm.errors import ConfigError
-from slea_llm.evaluators.words import word_on
+from slea_llm.evaluators.words import word_on, words_on_many
 from slea_llm.interfaces import Remembering, StepEvaluator
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
@@ -79,6 +79,10 @@ class Blend:
             open=True, line=f"{self.name}: gate open, {len(verdicts)} of {len(self._parts)} parts are learnt"
         )
 
+    @property
+    def evaluators(self) -> tuple[StepEvaluator, ...]:
+        return tuple(one for one, _ in self._parts)
+
     def state(self) -> Mapping[str, Any]:
         """What its parts remember, by name."""
         return {one.name: dict(one.state()) for one, _ in self._parts if isinstance(one, Remembering)}
@@ -94,7 +98,7 @@ class Blend:
 
     def score_many(self, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]) -> list[tuple[ScoredStep, ...]]:
         """The same of several trajectories; a part that can is asked about all of them at once."""
-        columns = [_ask(one, trajectories) for one, _ in self._parts]
+        columns = [words_on_many(one, trajectories) for one, _ in self._parts]
         return [
             self._mix_all(steps, [column[place] for column in columns]) for place, (_, steps) in enumerate(trajectories)
         ]
@@ -137,13 +141,3 @@ class Blend:
             parts={name: score for name, (_, score) in spoken.items()},
             rationale="; ".join(said),
         )
-
-
-def _ask(
-    evaluator: StepEvaluator, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
-) -> Sequence[Sequence[ScoredStep]]:
-    many = getattr(evaluator, "score_many", None)
-    if many is not None:
-        found: Sequence[Sequence[ScoredStep]] = many(trajectories)
-        return found
-    return [evaluator.score(trajectory, steps) for trajectory, steps in trajectories]

@@ -53,7 +53,7 @@ def examples(data: Sequence[ScoredTrajectory]) -> list[Example]:
     found = []
     for scored in data:
         trajectory = scored.trajectory
-        if not trajectory.failed and scored.steps:
+        if trajectory.termination not in ("error", "unknown") and scored.steps:
             group = str(trajectory.task.get("id", trajectory.id))
             made = tuple(moments(trajectory, scored.steps))
             found.append(Example(group=group, moments=made, success=trajectory.success))
@@ -214,7 +214,25 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
     if not isinstance(card, dict) or card.get("kind") != kind or card.get("format") != FORMAT:
         found = str(card.get("kind")) if isinstance(card, dict) else "nothing known"
         raise StorageError(f"{folder} holds {found}, not {kind} of format {FORMAT}{nearest(found, [kind])}")
+    for part, names in (("held_out", ("auc", "ece")), ("baselines", ())):
+        if not isinstance(card.get(part), dict) or any(name not in card[part] for name in names):
+            raise StorageError(f"the card in {folder} says nothing of {part}; fit again")
     return card
+
+
+def lines(card: Mapping[str, Any]) -> list[str]:
+    """Data, held-out quality and baselines of a card, to be printed."""
+    data, held_out = card["data"], card["held_out"]
+    return [
+        f"{data['dialogues']} dialogues, {data['successes']} of them successes, of {data['groups']} tasks",
+        f"success: {data['steps']} held-out steps: AUC {_shown(held_out['auc'])}, ECE {_shown(held_out['ece'])}, "
+        f"Brier {_shown(held_out['brier'])}",
+        *(f"  rule {name:<24} AUC {_shown(value)}" for name, value in card["baselines"].items()),
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
 
 
 def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
@@ -265,11 +283,16 @@ class FittedEvaluator(ABC):
         self.card, self._weights = fitted.card, fitted.version
 
     @classmethod
-    def preflight(cls, config: Any) -> None:
-        """Raise before a run when there will be nothing to score by; reads the card, no weights."""
+    def preflight(cls, config: Any) -> Verdict:
+        """The gate by the card; no weights are read. Raises ConfigError or StorageError when there is nothing to score
+        by."""
         if not config.model:
             raise ConfigError(f"evaluator {cls.name!r} has no model; give the folder of a fitted one")
-        read_card(Path(config.model), cls.name)
+        folder = Path(config.model)
+        card = read_card(folder, cls.name)
+        if not (folder / WEIGHTS).is_file():
+            raise StorageError(f"{folder} holds a card and no {WEIGHTS}; fit again, or copy the whole folder")
+        return judge(cls.name, card)
 
     @property
     def version(self) -> str:

@@ -85,12 +85,7 @@ class LlmJudge:
         Raises ConfigError for a prompt with other fields and for a key variable that is not set.
         """
         self.config = config
-        self._prompt = prompts.load(config.prompt)
-        if self._prompt.fields != FIELDS:
-            raise ConfigError(
-                f"prompt {config.prompt!r} has the fields {', '.join(sorted(self._prompt.fields)) or 'none'}; "
-                f"a judge's has {', '.join(sorted(FIELDS))}"
-            )
+        self._prompt = prompts.load(config.prompt, fields=FIELDS)
         self._model = chat_model_of(config.endpoint, chat_model)
         settings = {
             "endpoint": config.endpoint.identity(),

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from slea_llm.errors import ConfigError, EvaluatorError, nearest
-from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge
-from slea_llm.evaluators.words import word_on
+from slea_llm.errors import ConfigError, EvaluatorError
+from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge, preflight_folder
+from slea_llm.evaluators.reward_model_words import NOT_FITTED, UNFITTED, Read, check_read, head_of, unscored, words_of
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
 if TYPE_CHECKING:
     from slea_llm.evaluators.reward_model_memory import Memory
     from slea_llm.evaluators.reward_model_network import RewardNetwork
 
-Read = Literal["auto", "progress", "label"]
-UNFITTED = "unfitted"
 CHUNK = 64
 """Trajectories of one forward pass: what is held in memory at a time, however many are scored."""
 
@@ -52,10 +49,7 @@ class RewardModel:
         """Sentence encoder of a refit; a fitted model brings its own."""
 
         def __post_init__(self) -> None:
-            if self.read not in get_args(Read):
-                raise ConfigError(
-                    f"read {self.read!r} is not one of {', '.join(get_args(Read))}{nearest(self.read, get_args(Read))}"
-                )
+            check_read(self.read)
             if self.refresh_every < 0:
                 raise ConfigError(f"refresh_every {self.refresh_every} must be 0 (never) or more")
             if self.window < 64:
@@ -73,6 +67,24 @@ class RewardModel:
     def load(self, folder: Path) -> None:
         """Score with the model of this folder from now on; the one before stays when this raises."""
         self._model = _load(folder, self.config)
+
+    @classmethod
+    def preflight(cls, config: Config) -> Verdict | None:
+        """What `slea plan` asks: the gate by the card alone; no weights are read.
+
+        Raises ConfigError when nothing is fitted and nothing will be, EvaluatorError when the folder holds no model.
+        """
+        if config.model:
+            folder = Path(config.model)
+            card = preflight_folder(folder, cls.name)
+            head = head_of(card, config.read, source=folder)
+            return judge(cls.name, head, card.reliability[head])
+        if not config.refresh_every:
+            raise ConfigError(
+                f"evaluator {cls.name!r} has no model and is never fitted: give model, a folder that "
+                "`slea fit-evaluator` wrote, or refresh_every"
+            )
+        return None
 
     @property
     def version(self) -> str:
@@ -94,36 +106,13 @@ class RewardModel:
         """The scores of several trajectories, in order; faster than one by one, and equal to it within rounding."""
         leaves = [leaf_steps(steps) for _, steps in trajectories]
         if self._model is None:
-            reason = "no fitted model: `slea fit-evaluator` makes one, `model:` names its folder"
-            return [tuple(word_on(step, self.name, self.version, reason=reason) for step in one) for one in leaves]
+            return [unscored(self.name, self.version, one, NOT_FITTED) for one in leaves]
         found: list[tuple[ScoredStep, ...]] = []
         for start in range(0, len(trajectories), CHUNK):
             part = trajectories[start : start + CHUNK]
             for one, chances in zip(leaves[start : start + CHUNK], self._model.chances(part), strict=True):
-                found.append(self._words(one, chances))
+                found.append(words_of(self.name, self._model.version, self._model.head, one, chances))
         return found
-
-    def _words(self, steps: Sequence[Step], chances: Sequence[tuple[float, float]]) -> tuple[ScoredStep, ...]:
-        """`chances` of every position, (label, success); position 0 stands before the first step."""
-        if len(chances) != len(steps) + 1 and steps:
-            raise EvaluatorError(
-                f"{len(steps)} steps have {len(chances)} positions; the steps are not those of the turns"
-            )
-        words = []
-        for place, step in enumerate(steps):
-            label, after = chances[place + 1]
-            before = chances[place][1]
-            if self._model is not None and self._model.head == "success":
-                score, parts = after - before, {"success_before": before, "success_after": after}
-                rationale = f"success {'rises' if after > before else 'falls'}"
-            else:
-                score, parts = 2.0 * label - 1.0, {"label": label}
-                rationale = f"{'good' if label > 0.5 else 'bad'} step"
-            if not math.isfinite(score):
-                words.append(word_on(step, self.name, self.version, reason="the model gave no finite number"))
-            else:
-                words.append(word_on(step, self.name, self.version, score=score, parts=parts, rationale=rationale))
-        return tuple(words)
 
 
 class _Fitted:
@@ -151,12 +140,8 @@ class _Fitted:
 
 
 def _load(folder: Path, config: RewardModel.Config) -> _Fitted:
-    card = Card.read(folder / CARD)
-    head: Head = card.head() if config.read == "auto" else "success" if config.read == "progress" else "label"
-    if head not in card.reliability:
-        raise ConfigError(
-            f"read {config.read!r}: the model in {folder} was fitted on {', '.join(sorted(card.reliability))} only"
-        )
+    card = preflight_folder(folder, RewardModel.name)
+    head = head_of(card, config.read, source=folder)
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -24,6 +24,10 @@ Head = Literal["success", "label"]
 HEADS: tuple[str, ...] = get_args(Head)
 
 
+CAUSAL = "causal"
+"""`encoding` of a card whose model reads tokens; `encoder` then names the base model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
     """One head on groups that it was not fitted on. `baselines`: AUC of rules that know nothing of the content.
@@ -86,6 +90,22 @@ class Card:
     def head(self) -> Head:
         """The head that is read when nothing says otherwise: success where it was fitted, else the step label."""
         return "success" if "success" in self.reliability else "label"
+
+
+def preflight_folder(folder: Path, name: str) -> Card:
+    """The card of a folder, whose model the evaluator `name` can read; the weights are only looked for.
+
+    Raises EvaluatorError when there is no card, it belongs to the other form, or the weights are not beside it.
+    """
+    card = Card.read(folder / CARD)
+    owner = "causal_reward_model" if card.encoding == CAUSAL else "reward_model"
+    if owner != name:
+        raise EvaluatorError(f"{folder} holds a {owner}, not a {name}; name that evaluator in the recipe")
+    if not (folder / WEIGHTS).is_file():
+        raise EvaluatorError(
+            f"{folder} holds a card and no {WEIGHTS}; fit the evaluator again, or copy the whole folder"
+        )
+    return card
 
 
 def judge(name: str, head: str, reliability: Reliability | None) -> Verdict:

@@ -1,10 +1,11 @@
-"""An evaluator's word on a step, written down."""
+"""An evaluator's word on a step, written down, and its words on many trajectories, asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from slea_llm.types import ScoredStep, Step
+from slea_llm.interfaces import BatchScoring, StepEvaluator
+from slea_llm.types import ScoredStep, Step, Trajectory
 
 
 def word_on(
@@ -28,3 +29,15 @@ def word_on(
         rationale=rationale,
         parts=parts or {},
     )
+
+
+def words_on_many(
+    evaluator: StepEvaluator, trajectories: Sequence[tuple[Trajectory, Sequence[Step]]]
+) -> list[Sequence[ScoredStep]]:
+    """What an evaluator says of each trajectory, in their order; one that can is asked about all of them at once.
+
+    What it raises is passed on.
+    """
+    if isinstance(evaluator, BatchScoring):
+        return list(evaluator.score_many(trajectories))
+    return [evaluator.score(trajectory, steps) for trajectory, steps in trajectories]

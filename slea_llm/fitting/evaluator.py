@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -73,16 +74,29 @@ class HeldOut:
 
 def cross_validate(examples: Sequence[Example], settings: FitSettings, *, seed: int) -> dict[str, HeldOut]:
     """Head -> its held-out predictions. Raises ConfigError when there are fewer groups than folds."""
+    shape = shape_of(examples, settings)
+
+    def refit(train: Sequence[int], held: Sequence[int], number: int) -> list[Floats]:
+        fitted = fit([examples[place] for place in train], shape, settings.training, seed=seed + number)
+        return predict(fitted, [examples[place] for place in held])
+
+    return predict_apart(examples, refit, settings.folds, seed=seed)
+
+
+Refit: TypeAlias = Callable[[Sequence[int], Sequence[int], int], list[Floats]]
+"""Numbers of the examples to fit on and of those held out, and of the fold -> logits (P, 2) of those held out."""
+
+
+def predict_apart(examples: Sequence[Example], refit: Refit, count: int, *, seed: int) -> dict[str, HeldOut]:
+    """Head -> what fits on the other folds say of every group. Raises ConfigError for fewer groups than folds."""
     try:
-        fold = folds([one.group for one in examples], settings.folds, seed=seed)
+        fold = folds([one.group for one in examples], count, seed=seed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     logits: list[Floats] = [np.zeros((0, 2))] * len(examples)
-    for number in range(settings.folds):
-        train = [one for one, place in zip(examples, fold, strict=True) if place != number]
-        held = np.flatnonzero(fold == number)
-        fitted = fit(train, shape_of(examples, settings), settings.training, seed=seed + number)
-        for place, found in zip(held, predict(fitted, [examples[place] for place in held]), strict=True):
+    for number in range(count):
+        train, held = np.flatnonzero(fold != number).tolist(), np.flatnonzero(fold == number).tolist()
+        for place, found in zip(held, refit(train, held, number), strict=True):
             logits[place] = found
     heads = {}
     for head, place in HEAD_PLACE.items():
@@ -140,7 +154,6 @@ def fit_evaluator(
         raise ConfigError("no labelled step; give outcomes, a labels file or a heuristic")
     held_out = cross_validate(examples, settings, seed=seed)
     report(f"{settings.folds} folds over {len({one.group for one in examples})} groups measured")
-    found = {head: reliability(one) for head, one in held_out.items()}
     shape = shape_of(examples, settings)
     fitted = fit(examples, shape, settings.training, seed=seed + settings.folds)
     card = Card(
@@ -148,17 +161,25 @@ def fit_evaluator(
         encoding=encoding,
         network=dataclasses.asdict(shape),
         seed=seed,
-        data={
+        labels=dict(Counter(label.source for label in labels)),
+        settings=dataclasses.asdict(settings),
+        **measured(examples, held_out),
+    )
+    head = card.head()
+    return FittedEvaluator(fitted=fitted, card=card, verdict=judge("reward_model", head, card.reliability.get(head)))
+
+
+def measured(examples: Sequence[Example], held_out: Mapping[str, HeldOut]) -> dict[str, Any]:
+    """What a card says of the data, of calibration and of reliability."""
+    return {
+        "data": {
             "trajectories": len(examples),
             "groups": len({one.group for one in examples}),
             "steps": sum(len(one.prefixes) - 1 for one in examples),
         },
-        labels=dict(Counter(label.source for label in labels)),
-        settings=dataclasses.asdict(settings),
-        calibration={head: platt(one.logits, one.targets) for head, one in held_out.items()},
-        reliability=found,
-    )
-    return FittedEvaluator(fitted=fitted, card=card, verdict=judge("reward_model", card.head(), found.get(card.head())))
+        "calibration": {head: platt(one.logits, one.targets) for head, one in held_out.items()},
+        "reliability": {head: reliability(one) for head, one in held_out.items()},
+    }
 
 
 def lines(card: Card) -> list[str]:

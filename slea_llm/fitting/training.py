@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,10 +31,15 @@ class Example(Judged):
     of a split. The last steps of examples of one `context` are alternatives to each other.
     """
 
+    trajectory: str = ""
+
     @property
     def context(self) -> str:
         """What stands before the last step."""
         return self.prefixes.contexts[-1]
+
+
+AnyExample = TypeVar("AnyExample", bound=Example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +144,8 @@ def _fit_member(
     best, best_state, waited = math.inf, copy.deepcopy(member.state_dict()), 0
     for _ in range(settings.epochs):
         member.train()
-        for rows in _batches(train, settings.batch, rng):
-            loss = _loss(member(collate([one.prefixes for one in rows])), rows, settings.ranking_coef)
+        for rows in contexts_together(train, settings.batch, rng):
+            loss = multitask_loss(member(collate([one.prefixes for one in rows])), rows, settings.ranking_coef)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(member.parameters(), 1.0)
@@ -149,8 +155,8 @@ def _fit_member(
         with torch.no_grad():
             # The ranking is left out: what is held out must be calibrated, and holds few alternatives.
             total = sum(
-                float(_loss(member(collate([one.prefixes for one in rows])), rows, 0.0)) * len(rows)
-                for rows in _batches(held_out, settings.batch, None)
+                float(multitask_loss(member(collate([one.prefixes for one in rows])), rows, 0.0)) * len(rows)
+                for rows in contexts_together(held_out, settings.batch, None)
             )
         waited += 1
         if total < best:
@@ -160,9 +166,11 @@ def _fit_member(
     member.load_state_dict(best_state)
 
 
-def _batches(examples: Sequence[Example], size: int, rng: np.random.Generator | None) -> Iterator[list[Example]]:
+def contexts_together(
+    examples: Sequence[AnyExample], size: int, rng: np.random.Generator | None
+) -> Iterator[list[AnyExample]]:
     """Batches in which alternatives of one context stand together."""
-    by_context: dict[str, list[Example]] = {}
+    by_context: dict[str, list[AnyExample]] = {}
     for one in examples:
         by_context.setdefault(one.context, []).append(one)
     contexts = list(by_context.values())
@@ -172,12 +180,13 @@ def _batches(examples: Sequence[Example], size: int, rng: np.random.Generator | 
         yield flat[start : start + size]
 
 
-def _loss(logits: torch.Tensor, rows: Sequence[Example], ranking_coef: float) -> torch.Tensor:
-    """BCE of the step labels + 0.5 BCE of success at every prefix + the ranking of alternatives."""
+def multitask_loss(logits: torch.Tensor, rows: Sequence[Example], ranking_coef: float) -> torch.Tensor:
+    """Logits (B, P, 2): BCE of the step labels + 0.5 BCE of success at every prefix + the ranking of alternatives."""
     targets, weights = torch.zeros_like(logits), torch.zeros_like(logits)
     for index, one in enumerate(rows):
-        targets[index, : len(one.prefixes)] = torch.from_numpy(one.targets)
-        weights[index, : len(one.prefixes)] = torch.from_numpy(one.weights)
+        count = min(len(one.targets), logits.shape[1])  # places that were not read carry no weight
+        targets[index, :count] = torch.from_numpy(one.targets[:count])
+        weights[index, :count] = torch.from_numpy(one.weights[:count])
     each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * weights
     totals = weights.sum(dim=(0, 1)).clamp(min=1e-6)
     label, success = each.sum(dim=(0, 1)) / totals
@@ -191,11 +200,11 @@ def _ranking(
     logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, rows: Sequence[Example]
 ) -> torch.Tensor:
     """-log sigmoid of the difference of the label logits over pairs of one context whose labels differ."""
-    last = torch.tensor([len(one.prefixes) - 1 for one in rows])
-    at = torch.arange(len(rows))
+    last = torch.tensor([min(len(one.targets), logits.shape[1]) - 1 for one in rows], device=logits.device)
+    at = torch.arange(len(rows), device=logits.device)
     score, target, weight = (table[at, last, 0] for table in (logits, targets, weights))
     names = {name: number for number, name in enumerate(dict.fromkeys(one.context for one in rows))}
-    context = torch.tensor([names[one.context] for one in rows])
+    context = torch.tensor([names[one.context] for one in rows], device=logits.device)
     better = (target[:, None] > target[None, :]) & (context[:, None] == context[None, :])
     pairs = better & (weight[:, None] > 0) & (weight[None, :] > 0)
     if not bool(pairs.any()):

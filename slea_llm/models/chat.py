@@ -162,7 +162,16 @@ class ChatTokenizer:
 
     def encode_reply(self, text: str) -> tuple[int, ...]:
         """The ids of a written reply behind the template's opening, closed by the end-of-turn token."""
-        return (*self._codec.encode(self.reply_parts(text), after=self._reply_position), self.end_of_turn.id)
+        return (*self.encode_pieces([text])[0], self.end_of_turn.id)
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ids of the consecutive pieces of a written reply, each encoded alone: no token crosses a border."""
+        found: list[tuple[int, ...]] = []
+        position = self._reply_position
+        for text in texts:
+            found.append(tuple(self._codec.encode(self.reply_parts(text), after=position)))
+            position = "inside" if found[-1] else position
+        return found
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of sampled ids. The end of turn and other special tokens give nothing, `<think>` stays."""

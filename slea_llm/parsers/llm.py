@@ -68,12 +68,7 @@ class LlmParser:
         Raises ConfigError for a prompt with other fields and for a key variable that is not set.
         """
         self.config = config
-        self._prompt = prompts.load(config.prompt)
-        if self._prompt.fields != FIELDS:
-            raise ConfigError(
-                f"prompt {config.prompt!r} has the fields {', '.join(sorted(self._prompt.fields)) or 'none'}; "
-                f"a parser's has {', '.join(sorted(FIELDS))}"
-            )
+        self._prompt = prompts.load(config.prompt, fields=FIELDS)
         self._tagged = TaggedParser(config.tags)
         vocabulary = Kinds.read(config.kinds)
         self._kinds = {

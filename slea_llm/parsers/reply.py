@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from slea_llm.errors import ConfigError
 from slea_llm.parsers.pieces import Piece, steps_of
 from slea_llm.parsers.sentences import Whole, sentence_cuts
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.parsers.vocabulary import Kinds
 from slea_llm.types import Step, Turn
 
+if TYPE_CHECKING:
+    from slea_llm.parsers.act_model import ActModel
+
+REMEMBERED = 20_000
+"""Sentences whose vectors are kept: dialogues repeat themselves."""
 ASKS = "asks_information"
 """The kind of step whose objects an answer can tell."""
 
@@ -25,6 +31,9 @@ class ReplyParser:
     calls stay whole. The label is the tag, or the kind of the step where no tag stands, a slash and that name. Where
     the last question names nothing, the slots that are filled after the turn and were not before it (`filled` of the
     public state) say what it asked for.
+
+    With `model` a light model reads every sentence too: sentence vectors and a regression fitted to `examples` when the
+    parser is made. It overrules the rules where another act is `odds` times as likely as theirs.
     """
 
     name: ClassVar[str] = "reply"
@@ -37,11 +46,30 @@ class ReplyParser:
         """Make neighbouring sentences that do the same thing one step."""
         tags: TaggedParser.Config = field(default_factory=lambda: TaggedParser.Config(reply_tags=("answer",)))
         """How tags are read, as for the parser `tagged`."""
+        model: str = ""
+        """Sentence encoder of the light model, such as use-multilingual. Empty: rules alone, nothing is loaded."""
+        examples: str = "steps/reply_examples.yaml"
+        """What the light model is fitted to: a file of data/, or a path."""
+        odds: float = 20.0
+        """How many times as likely another act must be for the model to overrule the rules; 1 or more."""
+
+        def __post_init__(self) -> None:
+            if not self.odds >= 1.0:
+                raise ConfigError(f"odds {self.odds} must be 1 or more")
 
     def __init__(self, config: Config) -> None:
+        """Raises ConfigError for faulty words or examples, MissingDependencyError for an encoder that is not here."""
         self.config = config
         self._tagged = TaggedParser(config.tags)
         self._kinds = Kinds.read(config.kinds)
+        self._model: ActModel | None = None
+        if config.model:
+            from slea_llm.encoders import CachingEncoder, load_encoder
+            from slea_llm.parsers.act_model import ActModel
+
+            encoder = CachingEncoder(load_encoder(config.model), size=REMEMBERED)
+            names = [entry.name for entry in self._kinds.kinds if "reply" in entry.of]
+            self._model = ActModel.read(config.examples, encoder, names)
 
     def parse(self, turn: Turn, trajectory_id: str, starts: Sequence[int] | None) -> tuple[Step, ...]:
         """Steps of a turn, none the parent of another. `starts` and errors as for `tagged`."""
@@ -52,9 +80,9 @@ class ReplyParser:
         text = turn.text
         whole = Whole(text)
         pieces = [
-            self._labelled(text, part)
+            part
             for piece in self._tagged.pieces(turn)
-            for part in (self._acts(text, piece, whole) if piece.kind == "reply" else [piece])
+            for part in (self._acts(text, piece, whole) if piece.kind == "reply" else [self._labelled(text, piece)])
         ]
         return _with_answers(pieces, turn)
 
@@ -62,18 +90,24 @@ class ReplyParser:
         start, end = self._tagged.inside(text, piece)
         cuts = [piece.start, *sentence_cuts(text, start, end, whole), piece.end]
         parts: list[Piece] = []
-        last = None
-        for begin, stop in pairwise(cuts):
-            act = self._act(text[begin:stop])
-            if parts and self.config.join and act == last:
+        acts: list[str] = []
+        for (begin, stop), act in zip(pairwise(cuts), self._what([text[a:b] for a, b in pairwise(cuts)]), strict=True):
+            if parts and self.config.join and act == acts[-1]:
                 parts[-1] = replace(parts[-1], end=stop)
             else:
                 parts.append(replace(piece, start=begin, end=stop))
-            last = act
-        return parts
+                acts.append(act)
+        if self._model is None:
+            return [self._labelled(text, part) for part in parts]
+        return [
+            replace(part, label=f"{part.label or part.kind}/{self._kinds.named(act, text[part.start : part.end])}")
+            for part, act in zip(parts, acts, strict=True)
+        ]
 
-    def _act(self, sentence: str) -> str:
-        return self._kinds.label(sentence, "reply").partition("(")[0]
+    def _what(self, sentences: Sequence[str]) -> list[str]:
+        """What each sentence does, by the rules and, where there is one, the model."""
+        ruled = [self._kinds.label(sentence, "reply").partition("(")[0] for sentence in sentences]
+        return ruled if self._model is None else self._model.overrule(sentences, ruled, odds=self.config.odds)
 
     def _labelled(self, text: str, piece: Piece) -> Piece:
         what = self._kinds.label(text[piece.start : piece.end], piece.kind)

@@ -101,6 +101,11 @@ class Kinds:
                 return f"{entry.name}({things})" if entry.names and (things := self.things(text)) else entry.name
         return "other"
 
+    def named(self, name: str, text: str) -> str:
+        """A kind that was found by other means, with what the text speaks of where that kind asks for it."""
+        names = any(entry.name == name and entry.names for entry in self.kinds)
+        return f"{name}({things})" if names and (things := self.things(text)) else name
+
     def things(self, text: str) -> str:
         return ", ".join(sorted(name for name, regex in self.objects if regex.search(text)))
 

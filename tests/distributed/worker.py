@@ -21,6 +21,7 @@ from slea_llm.settings import TrainerSettings
 from slea_llm.storage import read_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support import loop, training
+from tests.support.refits import Refitting, judged_of
 
 Shares = list[list[list[ScoredTrajectory]]]
 
@@ -118,6 +119,44 @@ def rollouts(folder: Path, accelerator: Accelerator, *, engine: str) -> None:
     (folder / f"{engine}-rank{accelerator.process_index}.json").write_text(json.dumps(found))
 
 
+def refits(folder: Path, accelerator: Accelerator) -> None:
+    """Three iterations with a refit each; then the second checkpoint again, in fresh objects, up to the same end."""
+    rng = np.random.default_rng(3)
+    model = training.policy(folder / "base", dtype="float32")
+    dialogues = [training.random_dialogue(rng, f"t{number}") for number in range(12)]
+    rounds = [cut(training.sampled_by(model, dialogues[at : at + 4]), (2, 2)) for at in (0, 4, 8)]
+    if accelerator.num_processes == 1:
+        rounds = [[left + right] for left, right in rounds]
+    settings = TrainerSettings(
+        iterations=3, epochs=1, minibatch=4, microbatch=2, learning_rate=1e-3, critic_learning_rate=1e-3, save_every=1
+    )
+    name = f"refits-{accelerator.num_processes}"
+    first = Refitting(rounds, folder / name, accelerator)
+    training.trainer(model, settings, rounds, folder / name, accelerator=accelerator, collector=first).run()
+    again = Refitting(rounds, folder / name, accelerator)
+    resumed = training.trainer(
+        training.policy(folder / "base", dtype="float32"),
+        settings,
+        rounds,
+        folder / name,
+        accelerator=accelerator,
+        collector=again,
+    )
+    resumed.resume(folder / name / "checkpoints" / "step-2")
+    restored = again.model.version
+    resumed.run()
+    judged = judged_of(9, rank=0, ranks=1)[0]
+    found = {
+        "versions": first.versions,
+        "restored": restored,
+        "again": again.versions,
+        "said": first.said,
+        "scores": [word.score for word in again.model.score(judged.trajectory, judged.steps)],
+        "own": len(again.cotraining.state()["window"]),
+    }
+    (folder / f"{name}-rank{accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def main(arguments: Sequence[str]) -> None:
     folder, cases = Path(arguments[0]), arguments[1:]
     accelerator = make_accelerator(TrainerSettings())
@@ -126,6 +165,8 @@ def main(arguments: Sequence[str]) -> None:
         accelerator.backward = plain
         if case == "shapes":
             shapes(folder, accelerator)
+        elif case == "refits":
+            refits(folder, accelerator)
         elif case.startswith("rollouts:"):
             rollouts(folder, accelerator, engine=case.partition(":")[2])
         else:

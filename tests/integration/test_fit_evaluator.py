@@ -11,7 +11,7 @@ from slea_llm.cli import main
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card
 from slea_llm.rollout import play
-from slea_llm.storage import read_scored, write_trajectories
+from slea_llm.storage import read_scored, read_trajectories, write_trajectories
 from slea_llm.users.scripted import ScriptedUser
 
 pytestmark = pytest.mark.integration
@@ -95,7 +95,62 @@ def test_mistakes_are_said_before_anything_is_fitted(
     ):
         assert fit(log, tmp_path / "model", *more) == 2
         assert words in capsys.readouterr().err
-    (tmp_path / "model").mkdir()
+    (tmp_path / "model").mkdir(exist_ok=True)
     (tmp_path / "model" / "kept").write_text("", encoding="utf-8")
     assert fit(log, tmp_path / "model") == 2
     assert "exists already" in capsys.readouterr().err
+
+
+OUTCOMES = ("return_decomposition", "hindsight", "counterfactual_prediction")
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_what_is_fitted_to_outcomes_is_fitted_saved_and_read_by_name(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    output = tmp_path / "model"
+    assert main(["fit-evaluator", str(log), "--output", str(output), "--evaluator", name]) == 0
+    said = capsys.readouterr().out
+    assert "24 dialogues, " in said
+    assert "held-out steps: AUC 0." in said
+    assert "rule popularity" in said
+    assert f"{name}: gate " in said
+    assert f"in a recipe: {{name: {name}, model: {output}}}" in said
+    recipe, scores = tmp_path / "recipe.yaml", tmp_path / "scores.jsonl"
+    recipe.write_text(RECIPE.replace("knowledge_base", f"{name}, model: {output}"), encoding="utf-8")
+    assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
+    assert f"{name}: gate " in capsys.readouterr().out
+    assert all(word.score is not None for one in read_scored(scores) for word in one.scores)
+
+
+def test_what_cannot_be_fitted_is_refused_by_name(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "model"
+    command = ["fit-evaluator", str(log), "--output", str(output), "--evaluator"]
+    for more, words in (
+        (("hindsigth",), "'hindsigth' is not one that is fitted"),
+        (("hindsigth",), "did you mean 'hindsight'?"),
+        (("counterfactual",), "did you mean 'counterfactual_prediction'?"),
+        (("hindsight", "--encoder", "hashing"), "--encoder is not read by hindsight, which reads outcomes alone"),
+        (("reward_model", "--max-tokens", "9"), "--max-tokens is not read by reward_model, which reads --labels"),
+        (("causal_reward_model", "--joint"), "--joint is not read by causal_reward_model"),
+        (("causal_reward_model", "--base", "none", "--lora-rank", "0"), "lora_rank 0 is out of range"),
+        (("causal_reward_model", "--base", str(log.parent)), "no tokenizer could be loaded from"),
+        (("causal_reward_model", "--base", "none", "--epochs", "-1"), "epochs -1 must be 0"),
+    ):
+        assert main([*command, *more]) == 2
+        assert words in capsys.readouterr().err
+        assert not output.exists()
+
+
+def test_dialogues_that_all_ended_alike_teach_nothing(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alike = tmp_path / "alike.jsonl"
+    write_trajectories(alike, [one for one in read_trajectories(log) if one.success])
+    for name in OUTCOMES:
+        command = ["fit-evaluator", str(alike), "--output", str(tmp_path / "model"), "--evaluator", name]
+        assert main(command) == 2
+        assert "a fit needs both successes and failures" in capsys.readouterr().err
+        assert not (tmp_path / "model").exists()

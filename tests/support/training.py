@@ -19,6 +19,7 @@ from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.policy import PolicyCritic, build
 from slea_llm.models.stats import token_stats
 from slea_llm.models.tiny import make_tiny
+from slea_llm.questions import Usage
 from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings
 from slea_llm.trainer import Collector, Parts, Trainer, TrainerOptions
 from slea_llm.types import Generation, GenerationRequest, ScoredTrajectory, StepKind
@@ -36,9 +37,11 @@ def write_base(folder: Path) -> Path:
     return make_tiny(folder, ["an order of two pizzas"], vocab_size=270, hidden=16, layers=1, heads=2, seed=3)
 
 
-def policy(base: Path, *, dtype: Any = "float64", seed: int = 5, **options: Any) -> PolicyCritic:
+def policy(
+    base: Path, *, dtype: Any = "float64", seed: int = 5, heads: Sequence[str] = tuple(STREAMS), **options: Any
+) -> PolicyCritic:
     settings = ModelSettings(base=str(base), dtype=dtype, lora_rank=8, critic_rank=8, **options)
-    return build(settings, streams=tuple(STREAMS), temperature=1.0, seed=seed)
+    return build(settings, streams=heads, temperature=1.0, seed=seed)
 
 
 def random_dialogue(
@@ -91,6 +94,11 @@ class Recording:
         self.rounds += 1
         return self._shares[iteration][self._rank]
 
+    def spent(self) -> Mapping[str, Usage]:
+        return {
+            "llm_judge": Usage(questions=3, requests=4, retries=1, prompt_tokens=50, completion_tokens=6, cost=0.25)
+        }
+
     def state(self) -> Mapping[str, Any]:
         return {"rounds": self.rounds}
 
@@ -118,8 +126,8 @@ class SilentGenerator:
     def close(self) -> None: ...
 
 
-def crediting() -> Crediting:
-    return Crediting(STREAMS, [], NestedGae(NestedGae.Config(), streams=STREAMS))
+def crediting(streams: Mapping[str, StreamSettings] = STREAMS, **options: Any) -> Crediting:
+    return Crediting(streams, [], NestedGae(NestedGae.Config(**options), streams=streams))
 
 
 def fresh_accelerator() -> Accelerator:
@@ -140,6 +148,7 @@ def trainer(
     more_losses: Sequence[LossTerm] = (),
     max_error_rate: float = 0.2,
     collector: Collector | None = None,
+    credit: Crediting | None = None,
     report: list[str] | None = None,
     **options: Any,
 ) -> Trainer:
@@ -157,7 +166,7 @@ def trainer(
                 *more_losses,
             ],
             collector=collector or Recording(shares, rank=int(accelerator.process_index)),
-            crediting=crediting(),
+            crediting=credit or crediting(),
             generator=SilentGenerator(),
         ),
         accelerator=accelerator,

@@ -15,7 +15,8 @@ from slea_llm.collection import OnlineCollector, Rank
 from slea_llm.cotraining import Cotraining, balanced
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.errors import CheckpointError, ConfigError
-from slea_llm.evaluators.reward_model import UNFITTED, RewardModel
+from slea_llm.evaluators.reward_model import RewardModel
+from slea_llm.evaluators.reward_model_words import UNFITTED
 from slea_llm.fitting.training import TrainingSettings
 from slea_llm.rollout import Rollout, play
 from slea_llm.scoring import Scorer

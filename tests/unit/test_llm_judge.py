@@ -198,7 +198,7 @@ def test_faulty_settings_are_refused() -> None:
         LlmJudge.Config(hindsight="outcom")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="history_chars 0 is below 1"):
         LlmJudge.Config(history_chars=0)
-    with pytest.raises(ConfigError, match="a judge's has after, history, number, reply, step"):
+    with pytest.raises(ConfigError, match="what asks by it fills after, history, number, reply, step"):
         LlmJudge(LlmJudge.Config(prompt="order_taking/full.en"))
     assert set(FEATURES) < set(verdict())
 

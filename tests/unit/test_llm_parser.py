@@ -246,7 +246,7 @@ def test_a_cut_keeps_line_ends_with_the_step_before() -> None:
 def test_faulty_settings_and_answers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"shortest 5 is not in \[0, longest\)"):
         LlmParser.Config(shortest=5, longest=5)
-    with pytest.raises(ConfigError, match="a parser's has kind, kinds, text"):
+    with pytest.raises(ConfigError, match="what asks by it fills kind, kinds, text"):
         LlmParser(LlmParser.Config(prompt="judge/step"))
     with pytest.raises(ValueError, match="step 1 does 3"):
         read_steps({"steps": [{"begins": "x", "does": 3}]}, ["states"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +13,8 @@ from slea_llm import planning
 from slea_llm.assets import find, names
 from slea_llm.cli import main
 from slea_llm.config import Recipe, load_recipe
-from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.errors import ConfigError, SleaError, UnsupportedError
+from slea_llm.evaluators.reward_model_card import Card, Reliability
 from slea_llm.planning import Launch
 
 LAUNCHES = [name for name in names("recipes") if name.startswith("accelerate/")]
@@ -110,3 +113,73 @@ def test_what_is_odd_is_said_with_its_mend() -> None:
     said = [" ".join(note.split()[:2]).rstrip(":") for note in planning.check(recipe(*changes))]
     assert said == ["rollout.max_turns 4", "rollout.episodes 8", "evaluation.tasks 0"]
     assert planning.check(recipe()) == []
+
+
+CARD = Card(
+    encoder="hashing",
+    encoding="apart",
+    network={},
+    seed=0,
+    data={},
+    labels={"outcome": 9},
+    settings={},
+    calibration={"success": (1.0, 0.0)},
+    reliability={
+        "success": Reliability(steps=9, positive_share=0.5, auc=0.6, ece=0.02, brier=0.2, baselines={"length": 0.5})
+    },
+)
+
+
+def fitted_folder(folder: Path, **changes: Any) -> Path:
+    """A card with weights beside it, which no plan opens."""
+    folder.mkdir()
+    (folder / "card.json").write_text(dataclasses.replace(CARD, **changes).to_json(), encoding="utf-8")
+    (folder / "reward_model.safetensors").write_bytes(b"")
+    return folder
+
+
+def judged_by(text: str) -> Recipe:
+    name = yaml.safe_load(text)["name"]
+    return recipe(f"evaluators=[{text}]", f"streams={{outcome: {{sources: [outcome]}}, steps: {{sources: [{name}]}}}}")
+
+
+def test_a_plan_reads_the_card_of_a_reward_model_and_says_when_its_gate_is_shut(tmp_path: Path) -> None:
+    folder = fitted_folder(tmp_path / "model")
+    found = planning.check(judged_by(f"{{name: reward_model, model: {folder}}}"))
+    assert len(found) == 1
+    assert found[0].startswith("reward_model: gate shut, weight 0: AUC too low; held-out AUC 0.600")
+    inner = f"{{name: reward_model, options: {{model: {folder}}}}}"
+    mixed = f"{{name: blend, evaluators: [{{name: knowledge_base}}, {inner}]}}"
+    assert planning.check(judged_by(mixed)) == found
+    causal = fitted_folder(tmp_path / "causal", encoding="causal")
+    (line,) = planning.check(judged_by(f"{{name: causal_reward_model, model: {causal}}}"))
+    assert line.startswith("causal_reward_model: gate shut")
+    good = dataclasses.replace(CARD.reliability["success"], auc=0.8)
+    whole = fitted_folder(tmp_path / "good", reliability={"success": good})
+    assert planning.check(judged_by(f"{{name: reward_model, model: {whole}}}")) == []
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "text"),
+    [
+        ("{name: reward_model}", "has no model and is never fitted: give model"),
+        ("{name: reward_model, model: %s/none}", "no card of a fitted reward model at"),
+        ("{name: reward_model, model: %s/torn}", "is not JSON"),
+        ("{name: reward_model, model: %s/bare}", "a card and no reward_model.safetensors"),
+        ("{name: reward_model, model: %s/model, read: label}", "fitted on success only"),
+        ("{name: causal_reward_model}", "has no model; give the folder"),
+        ("{name: causal_reward_model, model: %s/model}", "holds a reward_model, not a causal_reward_model"),
+        ("{name: hindsight, model: %s/model}", "holds None, not hindsight"),
+    ],
+)
+def test_a_plan_refuses_a_folder_that_holds_nothing_to_score_by(tmp_path: Path, evaluator: str, text: str) -> None:
+    for name in ("model", "torn", "bare"):
+        fitted_folder(tmp_path / name)
+    (tmp_path / "torn" / "card.json").write_text('{"format": 1', encoding="utf-8")
+    (tmp_path / "bare" / "reward_model.safetensors").unlink()
+    with pytest.raises(SleaError, match=text):
+        planning.check(judged_by(evaluator.replace("%s", str(tmp_path))))
+
+
+def test_a_model_that_the_run_itself_fits_needs_no_folder() -> None:
+    assert planning.check(judged_by("{name: reward_model, refresh_every: 10}")) == []
