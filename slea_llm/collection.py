@@ -124,8 +124,9 @@ class OnlineCollector:
         for part in self._scored(tasks, first_episode, policy_version):
             self._log.append(*part)
             scored += part
-        for one in self._observers.values():
-            one.observe(iteration, scored)
+        telling = [one for one in scored if not one.trajectory.excluded]
+        for observer in self._observers.values():
+            observer.observe(iteration, telling)
         return scored
 
     def _scored(

@@ -88,7 +88,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return [*shut, *_odd(recipe, components["environment"][0][1]), *notes]
+    return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
 
 
 def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
@@ -283,7 +283,7 @@ def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:
         )
 
 
-def _odd(recipe: Recipe, environment: Any) -> list[str]:
+def _odd(recipe: Recipe, environment: Any, user: Any) -> list[str]:
     notes = []
     own_limit = getattr(environment, "max_turns", recipe.rollout.max_turns)
     if recipe.rollout.max_turns < own_limit:
@@ -305,6 +305,17 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
         notes.append(
             f"replay.capacity {recipe.replay.capacity} is less than one iteration's {recipe.rollout.episodes} "
             "dialogues: some are never drawn; set it to max_age times as many"
+        )
+    endpoint = getattr(user, "endpoint", None)
+    if endpoint is not None and endpoint.temperature == 0:
+        notes.append(
+            f"user {recipe.user.name} is asked at temperature 0: users of a task differ by persona alone; set "
+            "user.endpoint.temperature to 0.7"
+        )
+    if endpoint is not None and endpoint.concurrency < min(recipe.rollout.concurrency, recipe.rollout.episodes):
+        notes.append(
+            f"user.endpoint.concurrency {endpoint.concurrency} is below the dialogues at once, which then wait; "
+            f"set it to {min(recipe.rollout.concurrency, recipe.rollout.episodes)}"
         )
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")

@@ -73,6 +73,7 @@ class TrainingRun:
         from slea_llm.cli import compose
         from slea_llm.cli.session import open_session
         from slea_llm.models.policy import build
+        from slea_llm.questions import Asking
         from slea_llm.storage import ScoredLog
 
         recipe = self._recipe
@@ -96,6 +97,8 @@ class TrainingRun:
                 self._evaluate(session, "after", trainer.policy_version)
             self._say_values()
             self._say_memory()
+            if isinstance(session.user, Asking) and self._accelerator.is_main_process:
+                say(f"user {session.user.name}: {session.user.usage.line()}")
 
     def _trainer(self, session: Session, model: PolicyCritic, log: Log) -> Trainer:
         from slea_llm.cli import compose
