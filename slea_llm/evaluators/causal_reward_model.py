@@ -149,7 +149,11 @@ def _load(folder: Path, config: CausalRewardModel.Config) -> _Fitted:
     shape: Any = card.network
     try:
         settings = ModelSettings(
-            base=config.base or card.encoder, dtype=shape["dtype"], lora_rank=shape["rank"], lora_alpha=shape["alpha"]
+            base=config.base or card.encoder,
+            revision=None if config.base else shape["revision"],
+            dtype=shape["dtype"],
+            lora_rank=shape["rank"],
+            lora_alpha=shape["alpha"],
         )
         longest, expected = int(shape["longest"]), [float(one) for one in shape["probe"]]
         content = (folder / WEIGHTS).read_bytes()
