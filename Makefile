@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-cpu ready check test demo demo-smollm2 bench clean
+.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,7 +54,15 @@ check: ready  ## Format, lint, spelling, dead code, types, imports, unit, contra
 	$(BIN)/deptry .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/unit tests/contract tests/architecture
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --hypothesis-profile=quick tests/unit tests/contract tests/architecture
+
+# Root installs it, others are told how; without one the report's browser tests are skipped and counted.
+browser:  ## Install Debian's chromium for the browser tests, where there is none
+	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			{ apt-get install -y -qq chromium >/dev/null 2>&1 || \
+				{ apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; \
+		else echo "no chromium: install it (Debian: sudo apt-get install chromium) to run the browser tests"; fi; }
 
 test: ready  ## Everything that runs without a GPU, the real engine included
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests
@@ -64,7 +72,7 @@ demo: ready  ## Warm start, PPO, evaluation before and after, export with proof,
 	$(RUN) warm-start recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(LAUNCH) train recipes/order_taking_tiny.yaml --fresh $(DEMO_SET)
 	$(RUN) export $(DEMO_DIR) $(if $(filter 0,$(LR)),--allow-unchanged)
-	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores.jsonl
+	$(RUN) score $(DEMO_DIR)/rollouts --recipe recipes/order_taking_tiny.yaml --output $(DEMO_DIR)/scores
 
 demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check and the adapter proof
 	$(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m

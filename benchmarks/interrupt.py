@@ -60,7 +60,7 @@ class Pipeline:
             "--config_file", "recipes/accelerate/single.yaml", "-m", "slea_llm",
         ]  # fmt: skip
         self.train = [*launch, "train", RECIPE, *changes]
-        logs, scores = str(folder / "run" / "rollouts"), str(folder / "scores.jsonl")
+        logs, scores = str(folder / "run" / "rollouts"), str(folder / "scores")
         self.commands = [
             [*slea, "warm-start", RECIPE, *changes],
             self.train,
@@ -122,13 +122,17 @@ def faults(pipeline: Pipeline, *, killed: bool) -> Iterator[str]:
             checkpoint.read(path)
         except SleaError as error:
             yield f"{path}: {error}"
-    for path in [*run.glob("*.jsonl"), *(run / "rollouts").glob("*.jsonl"), *pipeline.folder.glob("*.jsonl")]:
+    for path in [
+        *run.glob("*.jsonl"),
+        *(run / "rollouts").glob("*.jsonl"),
+        *(pipeline.folder / "scores").glob("*.scores.jsonl"),
+    ]:
         yield from _log_faults(path)
 
 
 def _log_faults(path: Path) -> Iterator[str]:
     try:
-        scored = path.parent.name == "rollouts" or path.name == "scores.jsonl"
+        scored = path.parent.name in ("rollouts", "scores")
         count = sum(1 for _ in (storage.read_scored(path) if scored else storage.read_json_lines(path)))
     except SleaError as error:
         yield f"{path}: {error}"

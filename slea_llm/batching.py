@@ -22,12 +22,18 @@ class _Grid:
     behaviour: np.ndarray  # (B, T) float64
     trajectory: np.ndarray  # (B,) int64
 
+    def behind(self, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the places right after the sampled tokens that are flagged, in sampled order."""
+        rows, columns = np.nonzero(self.sampled)
+        return rows[flags], columns[flags] + 1
+
 
 def collate(
     experiences: Sequence[AugmentedExperience], *, streams: Sequence[str], pad_id: int, dtype: torch.dtype
 ) -> Batch:
     """All rows of these experiences as one Batch of `dtype`, in their order, padded on the right to the longest.
 
+    Where a value is read after the last token of a row, every row has room for one attended filler token more.
     `trajectory` numbers the experiences from 0. What is padding is said by masks alone: `pad_id` may be a token that
     is also sampled. Raises ValueError when an experience holds another count of numbers than of sampled tokens, and
     ConfigError when it lacks one of the streams.
@@ -52,6 +58,10 @@ def collate(
     def real(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(dtype)
 
+    value_mask = spread(lambda one: one.value_mask.astype(bool))
+    returns = stack(lambda one, stream: one.returns.get(stream, np.zeros(len(one.advantages))))
+    old_values = stack(lambda one, stream: one.stats.values[stream][:-1])
+    head_mask = _read_after(experiences, streams, grid, value_mask, returns, old_values)
     policy_mask = spread(lambda one: one.policy_mask.astype(bool))
     counts = np.array([np.count_nonzero(experience.policy_mask) for experience in experiences])
     return Batch(
@@ -59,17 +69,53 @@ def collate(
         attention_mask=torch.from_numpy(grid.attended),
         policy_mask=torch.from_numpy(policy_mask),
         imitation_mask=torch.zeros(grid.ids.shape, dtype=torch.bool),
-        value_mask=torch.from_numpy(spread(lambda one: one.value_mask.astype(bool))),
+        value_mask=torch.from_numpy(value_mask),
         behaviour_logprobs=real(grid.behaviour),
         proximal_logprobs=real(spread(lambda one: one.stats.proximal)),
         reference_logprobs=real(spread(lambda one: one.stats.reference)),
         advantages=real(spread(lambda one: one.advantages)),
         weights=real(spread(lambda one: one.weights)),
-        returns=real(stack(lambda one, stream: one.returns[stream])),
-        old_values=real(stack(lambda one, stream: one.stats.values[stream][:-1])),
+        returns=real(returns),
+        old_values=real(old_values),
         trajectory=torch.from_numpy(grid.trajectory),
         trajectory_tokens=real(counts[grid.trajectory]),
+        head_mask=None if head_mask is None else torch.from_numpy(head_mask),
     )
+
+
+def _read_after(
+    experiences: Sequence[AugmentedExperience],
+    streams: Sequence[str],
+    grid: _Grid,
+    value_mask: np.ndarray,
+    returns: np.ndarray,
+    old_values: np.ndarray,
+) -> np.ndarray | None:
+    """Enter what is read after tokens into the arrays, in place; which head is supervised where, (B, T, S).
+
+    None when nothing is: then every head is supervised wherever `value_mask` says.
+    """
+    if all(one.after_mask is None for one in experiences):
+        return None
+    before = np.array([any(stream in one.returns for one in experiences) for stream in streams])
+    head_mask: np.ndarray = value_mask[..., None] & before
+    flags = np.concatenate([_flags(one) for one in experiences])
+    rows, columns = grid.behind(flags)
+    value_mask[rows, columns] = True
+    grid.attended[rows, columns] = True  # the filler token of a row that ends here, if it does
+    for column, stream in enumerate(streams):
+        if any(stream in one.after_returns for one in experiences):
+            target = np.concatenate([one.after_returns[stream][_flags(one)] for one in experiences])
+            said = np.concatenate([one.stats.after[stream][_flags(one)] for one in experiences])
+            returns[rows, columns, column], old_values[rows, columns, column] = target, said
+            head_mask[rows, columns, column] = True
+    return head_mask
+
+
+def _flags(experience: AugmentedExperience) -> np.ndarray:
+    """(n,) bool: after which sampled tokens a value is read."""
+    none = np.zeros(len(experience.advantages), dtype=bool)
+    return none if experience.after_mask is None else experience.after_mask.astype(bool)
 
 
 def microbatches(experiences: Sequence[AugmentedExperience], *, trajectories: int) -> list[list[AugmentedExperience]]:
@@ -115,7 +161,9 @@ def _grid(experiences: Sequence[AugmentedExperience], pad_id: int) -> _Grid:
     for number, experience in enumerate(experiences):
         traces.extend(experience.scored.trajectory.traces)
         owners.extend([number] * len(experience.scored.trajectory.traces))
-    shape = (len(traces), max(len(trace) for trace in traces))
+    # Where a value is read after the last token of a row, it is read at the place behind it.
+    filler = int(any(_flags(one).any() for one in experiences))
+    shape = (len(traces), max(len(trace) for trace in traces) + filler)
     grid = _Grid(
         ids=np.full(shape, pad_id, dtype=np.int64),
         attended=np.zeros(shape, dtype=bool),
@@ -149,12 +197,14 @@ def _check(experience: AugmentedExperience, streams: Sequence[str]) -> None:
         "weights": len(experience.weights),
         "value_mask": len(experience.value_mask),
         "policy_mask": len(experience.policy_mask),
+        "after_mask": len(_flags(experience)),
     }
+    targets = {**experience.after_returns, **experience.returns}
     for stream in streams:
-        for name, numbers in (("returns", experience.returns), ("values", experience.stats.values)):
+        for name, numbers in (("returns", targets), ("values", experience.stats.values)):
             if stream not in numbers:
                 raise ConfigError(f"trajectory {trajectory.id} has no {name} of {stream!r}{nearest(stream, numbers)}")
-        counts[f"returns of {stream!r}"] = len(experience.returns[stream])
+        counts[f"returns of {stream!r}"] = len(targets[stream])
         counts[f"values of {stream!r}"] = len(experience.stats.values[stream]) - 1
     odd = [f"{name} {count}" for name, count in counts.items() if count != expected]
     if odd:

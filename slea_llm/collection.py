@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from slea_llm.adjudication import Playing
 from slea_llm.distributed import shard
 from slea_llm.errors import CheckpointError
 from slea_llm.interfaces import Environment
 from slea_llm.questions import Usage
-from slea_llm.rollout import FailedEpisodesError, Rollout
+from slea_llm.rollout import FailedEpisodesError
 from slea_llm.scoring import Scorer
 from slea_llm.settings import RolloutSettings
 from slea_llm.task_order import TaskOrder
@@ -60,7 +61,7 @@ class OnlineCollector:
         self,
         *,
         environment: Environment,
-        rollout: Rollout,
+        rollout: Playing,
         scorer: Scorer,
         settings: RolloutSettings,
         seed: int,
@@ -108,7 +109,7 @@ class OnlineCollector:
         return spent
 
     def collect(self, *, iteration: int, policy_version: int) -> Sequence[ScoredTrajectory]:
-        """This rank's dialogues of one iteration, failed ones included."""
+        """This rank's dialogues of one iteration, failed and excluded ones included."""
         self._before(iteration, policy_version)
         size = self._settings.group_size
         groups = self._settings.episodes // size
@@ -129,7 +130,7 @@ class OnlineCollector:
 
 
 def panel_player(
-    rollout: Rollout,
+    rollout: Playing,
     *,
     rank: Rank,
     gather: Callable[[list[Trajectory]], list[Trajectory]],

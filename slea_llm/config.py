@@ -21,6 +21,7 @@ from slea_llm.settings import (
     StreamSettings,
     TrainerSettings,
     WarmStartSettings,
+    WeightSettings,
 )
 
 
@@ -49,8 +50,10 @@ class Recipe(BaseModel):
     evaluators: tuple[ComponentSpec, ...] = ()
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {"outcome": StreamSettings(sources=("outcome",))}
+    weights: WeightSettings = WeightSettings()
     credit: ComponentSpec = ComponentSpec(name="nested_gae")
     losses: tuple[ComponentSpec, ...] = (ComponentSpec(name="ppo"), ComponentSpec(name="value"))
+    referee: ComponentSpec = ComponentSpec(name="rules")
     kl_in_reward: float = 0.0
     """Coefficient of the k1 estimate in the reward part `reference_kl`. 0: not in the reward."""
     run: RunSettings = RunSettings()
@@ -83,6 +86,49 @@ class Recipe(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+class ScoringRecipe(BaseModel):
+    """The part of a recipe that scoring logs needs: no model, no environment. The defaults suit any log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parser: ComponentSpec = ComponentSpec(name="auto")
+    evaluators: tuple[ComponentSpec, ...] = (ComponentSpec(name="rules"),)
+    augmenters: tuple[ComponentSpec, ...] = ()
+    streams: dict[str, StreamSettings] = {}
+    """Empty: the outcome, and every evaluator's scores at a weight of 0.3."""
+    credit: ComponentSpec = ComponentSpec(name="nested_gae", unit="step")  # type: ignore[call-arg]
+    kl_in_reward: float = 0.0
+    weights: WeightSettings = WeightSettings()
+
+
+def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) -> ScoringRecipe:
+    """The sections of a recipe that scoring needs, of a whole recipe or of a file with those sections alone.
+
+    Without a file the defaults. Raises ConfigError as `load_recipe` does.
+    """
+    document: dict[str, Any] = {}
+    if path is not None:
+        document = _read_document(Path(path))
+        if "model" in document:  # the recipe of a training run: the whole of it must be right
+            load_recipe(path)
+            document = {name: document[name] for name in ScoringRecipe.model_fields if name in document}
+    return _scoring_recipe(document, overrides, str(path))
+
+
+def changed_scoring_recipe(recipe: ScoringRecipe, overrides: Sequence[str]) -> ScoringRecipe:
+    """The recipe with `key.sub=value` overrides. Raises ConfigError as `load_recipe` does."""
+    return _scoring_recipe(recipe.model_dump(mode="json"), overrides, "overrides")
+
+
+def _scoring_recipe(document: dict[str, Any], overrides: Sequence[str], source: str) -> ScoringRecipe:
+    for override in overrides:
+        _apply(document, override)
+    try:
+        return ScoringRecipe.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, source, ScoringRecipe)) from error
+
+
 COMPONENT_SECTIONS: Mapping[str, str] = {
     "environment": "environment",
     "user": "user",
@@ -92,6 +138,7 @@ COMPONENT_SECTIONS: Mapping[str, str] = {
     "augmenters": "augmenter",
     "credit": "credit",
     "losses": "loss",
+    "referee": "referee",
 }
 """Section of a recipe -> registry kind."""
 
@@ -102,6 +149,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises ConfigError that lists every fault at once, each with its place, its value and the nearest known key.
     """
     file = Path(path)
+    document = _read_document(file)
+    for override in overrides:
+        _apply(document, override)
+    return parse_recipe(document, source=str(file))
+
+
+def _read_document(file: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -110,9 +164,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {file} is not YAML: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"recipe {file} must be a mapping of sections, not {type(document).__name__}")
-    for override in overrides:
-        _apply(document, override)
-    return parse_recipe(document, source=str(file))
+    return document
 
 
 def parse_recipe(document: Mapping[str, Any], *, source: str = "recipe") -> Recipe:

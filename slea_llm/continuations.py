@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from slea_llm.dialogue import Dialogue, Position, Speaker, Spoken
 from slea_llm.errors import EpisodeError
-from slea_llm.interfaces import Agent, Environment, SimulatedUser
+from slea_llm.interfaces import Agent, Environment, SimulatedUser, Unrepeatable
 from slea_llm.models.thoughts import without_thoughts
 from slea_llm.rollout import Rollout, Script
 from slea_llm.types import Continued, Message, ReplyPrefix, State, Task, Trajectory
@@ -125,6 +125,8 @@ class BranchingPlay:
         """See Continuations. Raises EpisodeError when the dialogue cannot be restored."""
         if not prefixes or not seeds:
             raise EpisodeError(f"nothing to play: {len(prefixes)} prefixes, {len(seeds)} seeds")
+        if isinstance(self._user, Unrepeatable):
+            raise EpisodeError(self._user.unrepeatable)
         return asyncio.run(self._branch(trajectory, prefixes, seeds))
 
     async def _branch(

@@ -5,16 +5,18 @@ Runs when a batch is drawn, never before, so that every trajectory gets today's 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slea_llm.augmenters.weighting import StepWeighting, check_weights
 from slea_llm.credit.placement import Layout, known_tokens, lay_out, unscored_steps
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
-from slea_llm.interfaces import Augmenter, CreditAssigner, Reducer
-from slea_llm.settings import StreamSettings
+from slea_llm.interfaces import Augmenter, CreditAssigner, Gated, Reducer, StepWeigher, Versioned
+from slea_llm.settings import StreamSettings, WeightSettings
 from slea_llm.types import STEP_KINDS, AugmentedExperience, ScoredTrajectory, Step, TokenStats, Trajectory
 
 Floats = NDArray[np.float64]
@@ -33,10 +35,12 @@ def check_streams(
     kl_in_loss: bool,
     *,
     logged_only: Collection[str] = (),
+    weighing: Collection[str] = (),
 ) -> None:
     """Refuse streams that count something twice, never, or from nowhere; needs nothing but names.
 
-    `logged_only` names evaluators that are meant to feed no stream. Raises UnsupportedError for double counting and
+    `augmenters` names those that pay. `logged_only` names evaluators that are meant to feed no stream, `weighing`
+    augmenters whose weights are in use, so that they need not feed one. Raises UnsupportedError for double counting and
     ConfigError for the rest, each with the mend.
     """
     if kl_in_reward and kl_in_loss:
@@ -52,7 +56,7 @@ def check_streams(
     if kl_in_reward and REFERENCE_KL not in fed:
         raise ConfigError(f"kl_coef is set, but no stream has {REFERENCE_KL!r} among its sources; add it to one")
     for name in sorted(augmenters):
-        if name not in fed:
+        if name not in fed and name not in weighing:
             raise ConfigError(f"augmenter {name!r} feeds no stream; add it to the sources of one or take it out")
     for name in sorted(evaluators):
         if name not in fed and name not in logged_only:
@@ -98,17 +102,18 @@ class Crediting:
     def __init__(
         self,
         streams: Mapping[str, StreamSettings],
-        augmenters: Sequence[Augmenter],
+        augmenters: Sequence[Augmenter | StepWeigher],
         assigner: CreditAssigner,
         *,
         kl_coef: float = 0.0,
         evaluators: Collection[str] | None = None,
         logged_only: Collection[str] = (),
+        weights: WeightSettings | None = None,
     ) -> None:
         """`kl_coef` is the price of one nat of log-ratio to the reference. `evaluators` None: not known yet, so that a
         source which is nothing else is taken for one and looked for in the trajectories.
 
-        Raises what `check_streams` raises.
+        Raises what `check_streams` and `check_weights` raise.
         """
         if not (math.isfinite(kl_coef) and kl_coef >= 0.0):
             raise ConfigError(f"kl_coef {kl_coef} must be 0 or above")
@@ -118,12 +123,28 @@ class Crediting:
         if evaluators is None:
             sources = {source for stream in streams.values() for source in stream.sources}
             evaluators = sources - {OUTCOME, REFERENCE_KL, *names}
-        check_streams(streams, evaluators, names, kl_in_reward=kl_coef > 0.0, kl_in_loss=False, logged_only=logged_only)
+        settings = weights or WeightSettings()
+        payers = {one.name: one for one in augmenters if isinstance(one, Augmenter)}
+        weighers = {one.name: one for one in augmenters if isinstance(one, StepWeigher)}
+        check_weights(settings, weighers, payers)
+        check_streams(
+            streams,
+            evaluators,
+            list(payers),
+            kl_in_reward=kl_coef > 0.0,
+            kl_in_loss=False,
+            logged_only=logged_only,
+            weighing=settings.sources,
+        )
         self.streams = dict(streams)
         self.kl_coef = kl_coef
         self.evaluators = tuple(sorted(evaluators))
-        self._augmenters = {augmenter.name: augmenter for augmenter in augmenters}
+        self.weighting = StepWeighting(settings, [weighers[source] for source in settings.sources])
+        self._augmenters = payers
+        self.augmenters = tuple(augmenters)
         self._assigner = assigner
+        self.heads: tuple[str, ...] = getattr(assigner, "heads", tuple(streams))
+        """The value heads of the critic: those that the credit method asks for, one a stream if it asks for none."""
 
     def credit(
         self,
@@ -141,12 +162,44 @@ class Crediting:
         """
         if len(scored) != len(stats):
             raise CreditError(f"{len(scored)} trajectories and {len(stats)} token stats do not pair")
-        kept = [pair for pair in zip(scored, stats, strict=True) if carries_credit(pair[0].trajectory)]
+        kept = [
+            (self._without_shut(one), stat)
+            for one, stat in zip(scored, stats, strict=True)
+            if carries_credit(one.trajectory)
+        ]
         rewards = [self.rewards(one, stat, progress=progress) for one, stat in kept]
         # Said only where it changes something, so that a method without streams that fade need not know of it.
         fading = {"progress": progress} if any(stream.fade_until for stream in self.streams.values()) else {}
         stats = [stat for _, stat in kept]
-        return self._assigner.assign([one for one, _ in kept], rewards, stats, reducer, **fading)
+        credited = self._assigner.assign([one for one, _ in kept], rewards, stats, reducer, **fading)
+        if versions := {one.name: one.version for one in self.augmenters if isinstance(one, Versioned)}:
+            credited = tuple(dataclasses.replace(one, versions={**one.versions, **versions}) for one in credited)
+        return self._weighted(credited, progress, reducer) if self.weighting.in_loss else credited
+
+    def _without_shut(self, scored: ScoredTrajectory) -> ScoredTrajectory:
+        """The trajectory with every learnt augmenter whose gate is shut named as such: it pays nothing, and a stream
+        that has no other source claims no token."""
+        shut = [name for name, one in self._augmenters.items() if isinstance(one, Gated) and not one.gate.open]
+        return dataclasses.replace(scored, shut=(*scored.shut, *shut)) if shut else scored
+
+    def _weighted(
+        self, credited: Sequence[AugmentedExperience], progress: float, reducer: Reducer
+    ) -> tuple[AugmentedExperience, ...]:
+        """Lambda on the tokens of the steps, its mean over the policy tokens of all ranks brought to 1, so that the
+        size of an update is not moved."""
+        spread = []
+        for one in credited:
+            layout, weights = lay_out(one.scored), self.weighting.for_loss(one.scored, progress)
+            tokens = np.ones(layout.tokens)
+            for step in layout.steps:
+                tokens[step.start : step.end] = weights[step.key]
+            spread.append(tokens)
+        live = [tokens[one.policy_mask] for tokens, one in zip(spread, credited, strict=True)]
+        total, count = reducer.sum([math.fsum(float(part.sum()) for part in live), float(sum(p.size for p in live))])
+        mean = total / count if total > 0.0 else 1.0
+        return tuple(
+            dataclasses.replace(one, weights=tokens / mean) for one, tokens in zip(credited, spread, strict=True)
+        )
 
     def rewards(self, scored: ScoredTrajectory, stats: TokenStats, *, progress: float) -> dict[str, dict[str, Floats]]:
         """`[stream][part]`, (n,) each: what every sampled token of one trajectory earned, times the stream's scale."""
@@ -166,13 +219,13 @@ class Crediting:
             return _outcome(scored.trajectory, layout)
         if source == REFERENCE_KL:
             return _reference_kl(stats, layout, self.kl_coef)
+        if source in scored.shut:
+            return np.zeros(layout.tokens)
         if source in self._augmenters:
             return _on_steps(source, self._augmenters[source].augment(scored, progress), layout)
         if source not in scored.evaluator_versions:
             known = ", ".join(sorted(scored.evaluator_versions)) or "no evaluator"
             raise CreditError(f"trajectory {layout.trajectory_id} was scored by {known}, not by {source!r}")
-        if source in scored.shut:
-            return np.zeros(layout.tokens)
         scores = scored.scores_of(source).items()
         return _on_steps(source, {key: one.score for key, one in scores if one.score is not None}, layout)
 
@@ -185,14 +238,18 @@ class Crediting:
     ) -> dict[str, float]:
         """Metrics of one call of `credit`, over all ranks (docs/credit.md says what each name means).
 
-        A metric without a denominator (no reward at all, targets that are all equal) is left out on every rank.
+        A metric without a denominator (no reward at all, targets that are all equal) is left out on every rank, and so
+        is what concerns a critic when none is read.
         """
         metrics = self._counts(scored, experiences, reducer)
+        metrics |= self._advantages(experiences, reducer)
         names = list(self.streams)
         pairs = [_targets_and_values(experiences, name, self.streams[name]) for name in names]
         errors, targets = [target - value for target, value in pairs], [target for target, _ in pairs]
         moments = _moments([*errors, *targets], reducer)
         largest = reducer.max([float(np.abs(error).max(initial=0.0)) for error in errors])
+        if not any(reducer.sum([float(error.size) for error in errors])):
+            return metrics
         for name, (mean, variance), (_, spread), peak in zip(
             names, moments[: len(names)], moments[len(names) :], largest, strict=True
         ):
@@ -203,26 +260,58 @@ class Crediting:
                 metrics[f"credit/{name}/explained_variance"] = 1.0 - variance / spread
         return metrics
 
+    def _advantages(self, experiences: Sequence[AugmentedExperience], reducer: Reducer) -> dict[str, float]:
+        """The largest reward of every stream, and what share of the trained tokens has no advantage or a cut one."""
+        paid = [
+            np.concatenate([np.zeros(1), *(np.abs(sum(one.rewards[name].values())) for one in experiences)])
+            for name in self.streams
+        ]
+        largest = reducer.max([float(part.max()) for part in paid])
+        advantages = np.concatenate([np.zeros(0), *(np.abs(one.advantages[one.policy_mask]) for one in experiences)])
+        bound = float(getattr(getattr(self._assigner, "config", None), "clip", 0.0))
+        cut = float(np.count_nonzero(advantages >= bound)) if bound else 0.0
+        tokens, idle, cut = reducer.sum([float(advantages.size), float(np.count_nonzero(advantages == 0.0)), cut])
+        metrics = {f"credit/{name}/reward_max": peak for name, peak in zip(self.streams, largest, strict=True)}
+        if tokens:
+            metrics |= {"credit/idle": idle / tokens, "credit/clipped": cut / tokens}
+        return metrics
+
     def _counts(
         self, scored: Sequence[ScoredTrajectory], experiences: Sequence[AugmentedExperience], reducer: Reducer
     ) -> dict[str, float]:
         parts = [(name, source) for name, stream in self.streams.items() for source in stream.sources]
         evaluators = [source for _, source in parts if source in self.evaluators]
         sizes = [sum(float(np.abs(e.rewards[name][source]).sum()) for e in experiences) for name, source in parts]
+        paid = [sum(float(e.rewards[name][source].sum()) for e in experiences) for name, source in parts]
         missing = [sum(len(unscored_steps(e.scored, name)) for e in experiences) for name in evaluators]
         steps = sum(len(e.scored.leaves()) for e in experiences)
         failed = sum(one.trajectory.failed for one in scored)
         empty = len(scored) - failed - len(experiences)
-        sums = reducer.sum([float(number) for number in (failed, empty, steps, *missing, *sizes)])
-        metrics = {"credit/failed": sums[0], "credit/empty": sums[1]}
-        if sums[2] > 0.0:
-            without = zip(evaluators, sums[3:], strict=False)
-            metrics.update({f"credit/unscored/{evaluator}": count / sums[2] for evaluator, count in without})
-        paid = sums[3 + len(evaluators) :]
-        if (total := sum(paid)) > 0.0:
-            shares = zip(parts, paid, strict=True)
+        numbers = (failed, empty, steps, len(experiences), *missing, *sizes, *paid)
+        broken, unheard, leaves, dialogues, *rest = reducer.sum([float(number) for number in numbers])
+        metrics = {"credit/failed": broken, "credit/empty": unheard}
+        if leaves > 0.0:
+            without = zip(evaluators, rest, strict=False)
+            metrics.update({f"credit/unscored/{evaluator}": count / leaves for evaluator, count in without})
+        sizes, paid = rest[len(evaluators) : len(evaluators) + len(parts)], rest[len(evaluators) + len(parts) :]
+        if (total := sum(sizes)) > 0.0:
+            shares = zip(parts, sizes, strict=True)
             metrics.update({f"credit/share/{source}": size / total for (_, source), size in shares})
+        if self.weighting.in_loss:
+            metrics |= _weight_metrics(experiences, reducer)
+        if dialogues > 0.0:
+            means = zip(parts, paid, strict=True)
+            metrics.update({f"credit/paid/{source}": amount / dialogues for (_, source), amount in means})
         return metrics
+
+
+def earned(experience: AugmentedExperience) -> dict[tuple[int, int], dict[str, float]]:
+    """`(turn, step) -> part -> reward`: which part paid which leaf step, times the scale of its stream."""
+    parts = {part: paid for stream in experience.rewards.values() for part, paid in stream.items()}
+    return {
+        step.key: {part: float(paid[step.start : step.end].sum()) for part, paid in parts.items()}
+        for step in lay_out(experience.scored).steps
+    }
 
 
 def with_parents(steps: Sequence[Step], values: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
@@ -290,6 +379,20 @@ def _on_steps(part: str, numbers: Mapping[tuple[int, int], float], layout: Layou
             raise CreditError(f"trajectory {layout.trajectory_id}: part {part!r} pays step {key} {number}")
         rewards[earners[key]] += number
     return rewards
+
+
+def _weight_metrics(experiences: Sequence[AugmentedExperience], reducer: Reducer) -> dict[str, float]:
+    """The largest weight of a policy token, and the share of the tokens that would give as much with equal weights."""
+    live = [one.weights[one.policy_mask] for one in experiences]
+    count, total, square = reducer.sum([float(sum(part.size for part in live)), *_sum_and_square(live)])
+    (largest,) = reducer.max([max((float(part.max(initial=0.0)) for part in live), default=0.0)])
+    if square <= 0.0:
+        return {}
+    return {"credit/weights/max": largest, "credit/weights/effective_share": total * total / (count * square)}
+
+
+def _sum_and_square(arrays: Sequence[Floats]) -> tuple[float, float]:
+    return math.fsum(float(one.sum()) for one in arrays), math.fsum(float(np.square(one).sum()) for one in arrays)
 
 
 def _targets_and_values(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from slea_llm.errors import EpisodeError
-from slea_llm.interfaces import Environment, Episode, Reseedable, SimulatedUser, UserSession
+from slea_llm.interfaces import Environment, Episode, Reseedable, SimulatedUser, Traced, UserSession
 from slea_llm.types import (
     FinishReason,
     Message,
@@ -71,6 +71,8 @@ class _Draft:
     before: State
     after: State
     reward: float = 0.0
+    changed: str | None = None
+    """What the user heard, where the environment changed it (it filled a placeholder)."""
 
 
 class Dialogue:
@@ -105,6 +107,7 @@ class Dialogue:
         self._said: list[Message] = []
         self._termination: Termination | None = None
         self._stage = "the start"
+        self._session: UserSession | None = None
         self._prompt_hash = ""
         self._seconds = 0.0
         self._deadline_s: float | None = None
@@ -132,6 +135,11 @@ class Dialogue:
     ) -> Trajectory:
         """The dialogue as far as it came."""
         text = None
+        heard = {str(turn): draft.changed for turn, draft in enumerate(self._turns, self._first) if draft.changed}
+        more: dict[str, Any] = {"heard": heard} if heard else {}
+        session: object = self._session
+        if isinstance(session, Traced):
+            more["user"] = dict(session.provenance())
         if error is not None or self._termination is None:
             text = self._describe(error)
             _log.warning("dialogue %s broke: %s", self._id, text, exc_info=error)
@@ -148,6 +156,7 @@ class Dialogue:
             error=text,
             provenance={
                 **provenance,
+                **more,
                 "episode": self._episode,
                 "user_seed": self._user_seed,
                 "prompt_hash": self._prompt_hash,
@@ -184,7 +193,7 @@ class Dialogue:
         self._prompt_hash = _hash("".join(f"{message.role}\n{message.content}\n" for message in prompt))
         self._new += prompt
         self._stage = "user"
-        session = self._user.start(self._task, self._user_seed)
+        session = self._session = self._user.start(self._task, self._user_seed)
         reward = self._take(episode, await session.opening())
         if self._termination is not None or reward:
             raise EpisodeError(
@@ -194,7 +203,7 @@ class Dialogue:
 
     def _resume(self, position: Position) -> tuple[Episode, UserSession]:
         episode = self._environment.restore(self._task, position.episode)
-        session = self._user.restore(self._task, position.session)
+        session = self._session = self._user.restore(self._task, position.session)
         for part in (episode, session):
             if isinstance(part, Reseedable):
                 part.reseed(self._user_seed)
@@ -229,6 +238,7 @@ class Dialogue:
         self._termination = outcome.termination
         # An environment that changes what is heard (it fills a placeholder) says so.
         heard = outcome.acts.get("heard", spoken.heard)
+        turn.changed = heard if heard != spoken.heard and outcome.to_user else None
         if heard:
             self._said.append(Message(role="assistant", content=heard))
         if outcome.to_user and self._termination is None:

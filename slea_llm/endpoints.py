@@ -15,7 +15,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -27,6 +27,8 @@ from slea_llm.questions import Answer, ChatModel, Question, Usage
 from slea_llm.redaction import REDACTED, environment_secrets, redact_text
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 T = TypeVar("T")
@@ -131,6 +133,8 @@ class HttpChatModel:
         self._usage = Usage()
         self._refused_until = 0.0
         self._refusal = ""
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._verify: ssl.SSLContext | bool | None = None
 
     @property
     def usage(self) -> Usage:
@@ -143,30 +147,58 @@ class HttpChatModel:
             return [Answer(reason=self._refusal) for _ in questions]
         return run_apart(self._ask_all(questions))
 
-    async def _ask_all(self, questions: Sequence[Question]) -> list[Answer]:
+    async def answer(self, question: Question) -> Answer:
+        """The answer to one question; `concurrency` of an event loop are in flight at once, the others wait unsent."""
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = (loop, asyncio.Semaphore(self.endpoint.concurrency))
+        # A client of its own: a shared one would have to be closed by whoever ends the event loop.
+        async with self._slots[1], self._client() as client:
+            answer = await self._answer(client, question)
+        self._usage = self._usage.plus(questions=1, unanswered=int(answer.reason is not None))
+        return answer
+
+    def _key(self) -> str:
+        return os.environ.get(self.endpoint.key_variable, "") if self.endpoint.key_variable else ""
+
+    def _client(self) -> httpx.AsyncClient:
         import httpx
 
-        key = os.environ.get(self.endpoint.key_variable, "") if self.endpoint.key_variable else ""
-        secrets = environment_secrets() | ({key} if key else frozenset())
-        answers: dict[int, Answer] = {}
-        waiting = iter(enumerate(questions))
-        async with httpx.AsyncClient(
+        key = self._key()
+        if self._verify is None:  # reading the certificates of this machine takes longer than many an answer
+            self._verify = httpx.create_ssl_context() if self.endpoint.url.startswith("https") else False
+        return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=None,  # noqa: S113  (asyncio.timeout bounds an attempt as a whole, httpx only its parts)
             limits=httpx.Limits(max_connections=self.endpoint.concurrency),
             trust_env=not _is_loopback(self.endpoint.url),  # a proxy does not reach this machine's own servers
-        ) as client:
+            verify=self._verify,
+        )
+
+    async def _ask_all(self, questions: Sequence[Question]) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        waiting = iter(enumerate(questions))
+        async with self._client() as client:
 
             async def work() -> None:
                 for index, question in waiting:
-                    answers[index] = _without_secrets(await self._answer(client, question, key), secrets)
+                    answers[index] = await self._answer(client, question)
 
             await asyncio.gather(*(work() for _ in range(min(self.endpoint.concurrency, len(questions)))))
         unanswered = sum(answer.reason is not None for answer in answers.values())
         self._usage = self._usage.plus(questions=len(questions), unanswered=unanswered)
         return [answers[index] for index in range(len(questions))]
 
-    async def _answer(self, client: httpx.AsyncClient, question: Question, key: str) -> Answer:
+    async def _answer(self, client: httpx.AsyncClient, question: Question) -> Answer:
+        """The answer with every secret blanked in its reason: servers quote what they were sent."""
+        key = self._key()
+        answer = await self._try(client, question, key)
+        if answer.reason is None:
+            return answer
+        secrets = environment_secrets() | ({key} if key else frozenset())
+        return replace(answer, reason=redact_text(answer.reason, secrets))
+
+    async def _try(self, client: httpx.AsyncClient, question: Question, key: str) -> Answer:
         if time.monotonic() < self._refused_until:
             return Answer(reason=self._refusal)
         deadline = time.monotonic() + self.endpoint.deadline_s
@@ -178,13 +210,13 @@ class HttpChatModel:
         while True:
             attempt += 1
             try:
-                text = await self._attempt(client, self._payload(question, messages + mend), deadline)
+                text, cut = await self._attempt(client, question, messages + mend, deadline)
                 text = text.replace(key, REDACTED) if key else text  # a server may quote what it was sent
-                return Answer(value=read_answer(text, question), attempts=attempt)
+                return Answer(value=read_answer(text, question, cut=cut), attempts=attempt)
             except AttemptError as error:
                 failure = error
             if failure.answer is not None:
-                mend = correction(failure)
+                mend = correction(failure, question)
             if failure.final or attempt == self.endpoint.attempts:
                 break
             pause = failure.pause(attempt)
@@ -196,15 +228,21 @@ class HttpChatModel:
             self._refused_until, self._refusal = time.monotonic() + REFUSED_FOR_S, str(failure)
         return Answer(reason=str(failure), attempts=attempt)
 
-    async def _attempt(self, client: httpx.AsyncClient, payload: Mapping[str, Any], deadline: float) -> str:
-        """The text of one completion; raises AttemptError."""
+    async def _attempt(
+        self,
+        client: httpx.AsyncClient,
+        question: Question,
+        messages: Sequence[Mapping[str, str]],
+        deadline: float,
+    ) -> tuple[str, bool]:
+        """The text of one completion, and whether it was cut at the limit of tokens; raises AttemptError."""
         import httpx
 
         left = deadline - time.monotonic()
         self._usage = self._usage.plus(requests=1)
         try:
             async with asyncio.timeout(max(min(self.endpoint.timeout_s, left), 0.0)):
-                status, retry_after, body = await self._post(client, payload)
+                status, retry_after, body = await self._post(client, self._payload(question, messages))
         except TimeoutError:
             limit = "timeout_s" if self.endpoint.timeout_s <= left else "deadline_s"
             raise AttemptError(f"no answer within {getattr(self.endpoint, limit):g} s ({limit})") from None
@@ -215,7 +253,10 @@ class HttpChatModel:
         if status != HTTPStatus.OK:
             final = status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _RETRIED
             raise AttemptError(f"status {status}{_error_text(body)}", final=final, wait=seconds_to_wait(retry_after))
-        return self._text(body)
+        text, cut = self._text(body, plain=question.schema is None)
+        if cut and question.schema is not None:
+            raise AttemptError(f"the answer was cut at {self.endpoint.max_tokens} tokens (max_tokens)", answer=text)
+        return text, cut
 
     async def _post(self, client: httpx.AsyncClient, payload: Mapping[str, Any]) -> tuple[int, str | None, bytes]:
         body = bytearray()
@@ -236,6 +277,8 @@ class HttpChatModel:
         }
         if endpoint.model:
             payload["model"] = endpoint.model
+        if question.schema is None:
+            return payload
         if endpoint.response_format == "json_schema":
             schema = {"name": question.name, "schema": dict(question.schema), "strict": True}
             payload["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -243,8 +286,11 @@ class HttpChatModel:
             payload["response_format"] = {"type": "json_object"}
         return payload
 
-    def _text(self, body: bytes) -> str:
-        """The text of a completion; raises AttemptError for a body that is none. Its tokens are counted either way."""
+    def _text(self, body: bytes, *, plain: bool) -> tuple[str, bool]:
+        """The text of a completion, and whether it was cut; raises AttemptError for a body that is none.
+
+        Its tokens are counted either way. An empty answer is a fault unless it was to be `plain` text.
+        """
         try:
             document = json.loads(body)
             self._count_tokens(document.get("usage") or {})
@@ -255,11 +301,11 @@ class HttpChatModel:
             raise AttemptError("the response is no chat completion") from None
         if isinstance(text, list):  # some servers give typed parts
             text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
-        if not isinstance(text, str) or not text.strip():
+        if text is None and plain:
+            text = ""
+        if not isinstance(text, str) or not (text.strip() or plain):
             raise AttemptError("empty answer")
-        if reason == "length":
-            raise AttemptError(f"the answer was cut at {self.endpoint.max_tokens} tokens (max_tokens)", answer=text)
-        return text
+        return text, reason == "length"
 
     def _count_tokens(self, counts: Mapping[str, Any]) -> None:
         given = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")]
@@ -308,9 +354,11 @@ class AttemptError(Exception):
         return min(FIRST_PAUSE_S * 2.0 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
-def read_answer(text: str, question: Question) -> Any:
+def read_answer(text: str, question: Question, *, cut: bool = False) -> Any:
     """The value of an answer's text; raises AttemptError that holds the text and names its fault."""
     try:
+        if question.schema is None:
+            return question.read({"text": whole_characters(text), "cut": cut})
         return question.read(json_object(text))
     except ValueError as error:
         raise AttemptError(f"malformed answer: {error}", answer=text) from None
@@ -375,11 +423,11 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def correction(failure: AttemptError) -> list[dict[str, str]]:
+def correction(failure: AttemptError, question: Question) -> list[dict[str, str]]:
     """The faulty answer and a request for a better one, as further messages."""
     return [
-        {"role": "assistant", "content": whole_characters(failure.answer or "")},
-        {"role": "user", "content": f"That cannot be used: {failure}. Answer again with the JSON object alone."},
+        {"role": "assistant", "content": whole_characters(failure.answer or "...")},
+        {"role": "user", "content": f"That cannot be used: {failure}. {question.again}"},
     ]
 
 
@@ -395,13 +443,6 @@ def _error_text(body: bytes) -> str:
         pass
     text = " ".join(text.split())[:200]
     return f": {text}" if text else ""
-
-
-def _without_secrets(answer: Answer, secrets: Collection[str]) -> Answer:
-    """The answer with every secret blanked in its reason: servers quote what they were sent."""
-    if answer.reason is None:
-        return answer
-    return replace(answer, reason=redact_text(answer.reason, secrets))
 
 
 def _is_loopback(url: str) -> bool:

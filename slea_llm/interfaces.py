@@ -121,6 +121,23 @@ class Reseedable(Protocol):
     def reseed(self, seed: int) -> None: ...
 
 
+@runtime_checkable
+class Traced(Protocol):
+    """A user session that says what it was made of: the record of its dialogue holds it as `provenance["user"]`."""
+
+    def provenance(self) -> Mapping[str, Any]:
+        """JSON values: the name of the user, for a model its name and the hash of its prompt, what went wrong."""
+        ...
+
+
+@runtime_checkable
+class Unrepeatable(Protocol):
+    """A user that may answer otherwise when the same dialogue is played again, so that none of it can be branched."""
+
+    unrepeatable: ClassVar[str]
+    """Why, for whoever asks to branch."""
+
+
 class SimulatedUser(Protocol):
     """Who answers the agent."""
 
@@ -239,8 +256,13 @@ class BatchParsing(Protocol):
         ...
 
 
+@runtime_checkable
 class Augmenter(Protocol):
-    """Turns scores and outcomes into step rewards (and weights) of one named part."""
+    """Turns scores and outcomes into step rewards of one named part.
+
+    What weighs steps instead of paying them is a `StepWeigher`; a component of the kind augmenter is one of the two or
+    both. One that was learnt is also `Gated` and, when it learns while the run goes on, `Fittable`.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
@@ -250,8 +272,69 @@ class Augmenter(Protocol):
         ...
 
 
+@runtime_checkable
+class StepWeigher(Protocol):
+    """Says how much each step matters for learning (lambda); named under `weights.sources` of a recipe."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+
+    def weights(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
+        """`(turn, step) -> weight`, 0 or above, for leaf steps; a step that is not named weighs 1."""
+        ...
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """A part whose answer depends on more than the recipe, such as weights that were fitted."""
+
+    @property
+    def version(self) -> str:
+        """Changes whenever the answer may."""
+        ...
+
+
+@runtime_checkable
+class Fittable(Protocol):
+    """A learnt augmenter that is fitted on the dialogues of the run itself; in between a frozen copy is used."""
+
+    name: ClassVar[str]
+    reads: frozenset[str]
+    """Evaluators whose scores a fit reads."""
+
+    @property
+    def refresh_every(self) -> int:
+        """Finished dialogues, over all ranks, after which it is fitted anew; 0: never."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Newest dialogues, over all ranks, that it learns from."""
+        ...
+
+    @property
+    def gate(self) -> Verdict: ...
+
+    def fit(
+        self, known: Sequence[ScoredTrajectory], fresh: Sequence[ScoredTrajectory], *, seed: int, folder: Path
+    ) -> None:
+        """Judge the present copy on `fresh`, which it has not seen; learn from both; write the next copy to `folder`.
+
+        The present copy stays what it is until `load`. Equal arguments write equal bytes. Raises SleaError.
+        """
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on with the copy in a folder that `fit` wrote; the one before stays when this raises."""
+        ...
+
+
 class CreditAssigner(Protocol):
-    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token."""
+    """Turns rewards and values of a set of trajectories into advantages and returns, one number per sampled token.
+
+    Groups of one task are whole on a rank. A method may say `reads_critic = False`, so that a recipe with a critic is
+    refused, and name in `heads` the value heads that it reads where these are not one a stream.
+    """
 
     name: ClassVar[str]
 
@@ -286,6 +369,21 @@ class LossTerm(Protocol):
         ...
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue: ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A loss term that changes itself as training goes; its state is checkpointed with the run."""
+
+    def adapt(self, metrics: Mapping[str, float]) -> None:
+        """Called after every update that moved the policy, with its metrics, which are the same on every rank."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable

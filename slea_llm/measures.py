@@ -186,6 +186,25 @@ def area_under_curve(scores: ArrayLike, positive: ArrayLike) -> float | None:
     return float((ranks[truth].sum() - good * (good + 1) / 2.0) / (good * bad))
 
 
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Spearman's rank correlation, equal values sharing their mean rank; None when either does not vary.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    ranks = [_mean_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    _require(len(ranks[0]) == len(ranks[1]), f"{len(ranks[0])} and {len(ranks[1])} values do not pair")
+    centred = [one - one.mean() if len(one) else one for one in ranks]
+    size = float(np.sqrt((centred[0] @ centred[0]) * (centred[1] @ centred[1])))
+    return float(centred[0] @ centred[1]) / size if size > 0.0 else None
+
+
+def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse], np.float64)
+
+
 def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, *, bins: int = 10) -> float:
     """Expected calibration error: mean gap of stated and seen rate over bins of equal width, by size (Naeini 2015).
 

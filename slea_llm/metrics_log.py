@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slea_llm.errors import StorageError
+from slea_llm.referee import PARTIES
 from slea_llm.storage import cut_back
 
 if TYPE_CHECKING:
@@ -88,14 +89,17 @@ def peak_memory() -> dict[str, float]:
 
 
 def episode_metrics(trajectories: Sequence[Trajectory], *, policy_version: int, reducer: Reducer) -> dict[str, float]:
-    """Counts of an iteration's dialogues over all ranks, and means over those that did not fail.
+    """Counts of an iteration's dialogues over all ranks, and means over those that neither failed nor are excluded.
 
     `episodes/stale` is the share sampled by an older policy than `policy_version`.
     """
-    whole = [one for one in trajectories if not one.failed]
-    failed, played, empty, success, outcome, turns, tokens, truncated, stale = reducer.sum(
+    whole = [one for one in trajectories if not one.failed and not one.excluded]
+    excluded_here = [one for one in trajectories if not one.failed and one.excluded]
+    blamed_here = [sum(_blamed(one) == party for one in trajectories) for party in PARTIES]
+    failed, excluded, played, empty, success, outcome, turns, tokens, truncated, stale = reducer.sum(
         [
-            float(len(trajectories) - len(whole)),
+            float(len(trajectories) - len(whole) - len(excluded_here)),
+            float(len(excluded_here)),
             float(len(whole)),
             float(sum(one.sampled_tokens == 0 for one in whole)),
             float(sum(one.success for one in whole)),
@@ -107,9 +111,12 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, policy_version: int, 
         ]
     )
     count = max(played, 1.0)
+    blamed = reducer.sum([float(number) for number in blamed_here])
     return {
         "episodes/played": played,
         "episodes/failed": failed,
+        "episodes/excluded": excluded,
+        **{f"episodes/blamed/{party}": number for party, number in zip(PARTIES, blamed, strict=True)},
         "episodes/empty": empty,
         "episodes/success": success / count,
         "episodes/outcome": outcome / count,
@@ -118,6 +125,10 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, policy_version: int, 
         "episodes/truncated": truncated / count,
         "episodes/stale": stale / count,
     }
+
+
+def _blamed(trajectory: Trajectory) -> Any:
+    return (trajectory.provenance.get("blame") or {}).get("party")
 
 
 def asking_metrics(spent: Mapping[str, Usage], *, reducer: Reducer) -> dict[str, float]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import yaml
 
+from slea_llm.augmenters.weighting import check_weights
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.interfaces import Unrepeatable
 
 LAUNCH_TYPES: Mapping[str, str] = {
     "NO": "one process",
@@ -62,23 +64,32 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
-    shut = _check_evaluators(recipe)
+    shut = _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
-    _check_shaping(recipe, components["augmenters"])
+    for term, config in components["losses"]:
+        if not getattr(term, "needs", frozenset()):
+            term(config)  # it refuses what its settings cannot do together
+    _check_credit(recipe, *components["credit"][0])
+    notes = _check_augmenters(recipe, components["augmenters"])
     kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
+    classes = [component for component, _ in components["augmenters"]]
+    payers = [one.name for one in classes if hasattr(one, "augment")]
+    check_weights(recipe.weights, [one.name for one in classes if hasattr(one, "weights")], payers)
+    _check_sampler(recipe)
     check_streams(
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
-        [spec.name for spec in recipe.augmenters],
+        payers,
         recipe.kl_in_reward > 0,
         kl_loss,
+        weighing=recipe.weights.sources,
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return [*shut, *_odd(recipe, components["environment"][0][1])]
+    return [*shut, *_odd(recipe, components["environment"][0][1]), *notes]
 
 
-def _check_evaluators(recipe: Recipe) -> list[str]:
+def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
     """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
     specs = list(recipe.evaluators)
     shut = []
@@ -91,6 +102,8 @@ def _check_evaluators(recipe: Recipe) -> list[str]:
                 f"evaluator {spec.name!r} needs {', '.join(missing)}, which a training run does not give; it gives "
                 f"{', '.join(sorted(GIVEN_TO_EVALUATORS))}"
             )
+        if "continuations" in getattr(cls, "needs", frozenset()) and isinstance(user, Unrepeatable):
+            raise UnsupportedError(f"evaluator {spec.name!r} plays dialogues on: {user.unrepeatable}")
         preflight = getattr(cls, "preflight", None)
         if preflight is not None:
             verdict = preflight(config)
@@ -117,10 +130,6 @@ def _check_losses(recipe: Recipe) -> None:
         raise UnsupportedError(
             f"trainer.proximal sampler saves a pass that is needed all the same, since {what}; set it to trainer"
         )
-    if "value" not in names and critic != "none" and recipe.credit.name == "nested_gae":
-        raise UnsupportedError(
-            "credit nested_gae reads a critic, but no value loss trains one; add {name: value} to losses"
-        )
     if recipe.evaluation.temperature not in (0.0, recipe.rollout.temperature):
         raise UnsupportedError(
             f"evaluation.temperature {recipe.evaluation.temperature} is neither 0 (greedy) nor rollout.temperature "
@@ -130,16 +139,61 @@ def _check_losses(recipe: Recipe) -> None:
         raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
 
 
-def _check_shaping(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> None:
-    """Shaping by a potential leaves the best policy what it was only under the discount of its own stream (Ng 1999)."""
+def _check_credit(recipe: Recipe, method: Any, config: Any) -> None:
+    """The credit method takes its streams, and finds the critic or the groups that it reads."""
+    method(config, streams=recipe.streams)
+    critic, trained = recipe.model.critic, any(spec.name == "value" for spec in recipe.losses)
+    if getattr(method, "reads_critic", True):
+        if critic != "none" and not trained:
+            raise UnsupportedError(
+                f"credit {method.name} reads a critic, but no value loss trains one; add {{name: value}} to losses"
+            )
+        if critic == "none" and getattr(config, "conditional", "none") != "none":
+            raise UnsupportedError(f"credit.conditional {config.conditional} reads a critic; set model.critic")
+        return
+    if critic != "none" or trained:
+        raise UnsupportedError(
+            f"credit {method.name} reads no critic: it would be trained for nothing; set model.critic to none and take "
+            "{name: value} out of losses"
+        )
+    if recipe.rollout.group_size == 1:
+        raise UnsupportedError(
+            f"credit {method.name} compares dialogues of one task, but rollout.group_size is 1, so every advantage "
+            "would be 0; set it to 4 or more"
+        )
+
+
+def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> list[str]:
+    """What the augmenters have to say of the streams that they feed: each may refuse one, or only warn."""
+    notes = []
     for component, config in augmenters:
         for name, stream in recipe.streams.items():
-            shaped = component.name in stream.sources and getattr(config, "form", "") == "potential"
-            if shaped and config.gamma != stream.gamma_turn:
-                raise UnsupportedError(
-                    f"augmenter {component.name} discounts its potential by gamma {config.gamma}, stream {name} by "
-                    f"gamma_turn {stream.gamma_turn}; give both the same number"
-                )
+            if component.name in stream.sources and hasattr(component, "fits"):
+                notes += component.fits(config, name, stream)
+        if not getattr(config, "refresh_every", 1):
+            notes.append(
+                f"augmenter {component.name} has refresh_every 0: nothing is ever fitted and it does nothing; set it "
+                "above 0"
+            )
+    return notes
+
+
+def _check_sampler(recipe: Recipe) -> None:
+    """Weights that the sampler is to use are used by it, and it uses none that the loss uses too."""
+    replay, weights = getattr(recipe, "replay", None), recipe.weights
+    drawn = replay is not None and replay.share > 0 and replay.priority == "weights"
+    if weights.sources and "sampler" in weights.use and not drawn:
+        raise UnsupportedError(
+            "weights.use names the sampler, but nothing is drawn by weights; set replay.share above 0 and "
+            "replay.priority to weights, or weights.use to [loss]"
+        )
+    if drawn and not weights.sources:
+        raise UnsupportedError("replay.priority weights: weights.sources names no augmenter; name one")
+    if drawn and "sampler" not in weights.use:
+        raise UnsupportedError(
+            "replay.priority weights draws by lambda and weights.use multiplies the loss by it: lambda would count "
+            "squared; set weights.use to [sampler] or replay.priority to error"
+        )
 
 
 def _check_launch(recipe: Recipe, launch: Launch, gpus: int | None) -> None:
@@ -172,6 +226,9 @@ def _odd(recipe: Recipe, environment: Any) -> list[str]:
         notes.append(
             f"trainer.learning_rate {recipe.trainer.learning_rate}: low for LoRA, which wants about 1e-5 to 1e-3"
         )
+    critic_free = recipe.model.critic == "none"
+    if critic_free and recipe.rollout.max_turns < own_limit:
+        notes.append("model.critic none: a dialogue that is cut counts as if nothing had followed")
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
     return notes

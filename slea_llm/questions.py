@@ -14,13 +14,16 @@ class Question:
     """One question to a chat model. `read` makes the answer's value of the JSON object that came back.
 
     `schema` is a JSON schema, asked for where the model can be held to one; `read` checks in any case and raises
-    ValueError with the fault, which is told to the model before it is asked again.
+    ValueError with the fault, which is told to the model before it is asked again, followed by `again`. Without a
+    schema the answer is plain text: `read` gets `{"text": ..., "cut": ...}`, where `cut` says that it reached the
+    model's limit of tokens.
     """
 
     name: str
     messages: tuple[Message, ...]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any] | None
     read: Callable[[Mapping[str, Any]], Any]
+    again: str = "Answer again with the JSON object alone."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,17 @@ class ChatModel(Protocol):
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """An answer for each question, in their order; what fails is a reason, never an exception."""
+        ...
+
+
+class AsyncChatModel(Protocol):
+    """A chat model that many coroutines ask at once, each waiting for its own answer alone."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    async def answer(self, question: Question) -> Answer:
+        """The answer to one question; what fails is a reason, never an exception."""
         ...
 
 

@@ -7,7 +7,7 @@ KeyError, TypeError or ValueError for a missing key, an unknown key or a wrong v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slea_llm.types import (
@@ -30,9 +30,7 @@ def encode_message(message: Message) -> Json:
     """Fields that are at their default are left out: most messages are a role and a text."""
     value: Json = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        value["tool_calls"] = [
-            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
-        ]
+        value["tool_calls"] = _encode_calls(message.tool_calls)
     if message.tool_call_id is not None:
         value["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -41,7 +39,15 @@ def encode_message(message: Message) -> Json:
 
 
 def decode_message(value: Mapping[str, Any]) -> Message:
-    return Message(**{**value, "tool_calls": tuple(ToolCall(**call) for call in value.get("tool_calls", ()))})
+    return Message(**{**value, "tool_calls": _decode_calls(value)})
+
+
+def _encode_calls(calls: Sequence[ToolCall]) -> list[Json]:
+    return [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls]
+
+
+def _decode_calls(value: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(**call) for call in value.get("tool_calls", ()))
 
 
 def _encode_tokens(span: TokenSpan | None) -> list[int] | None:
@@ -53,7 +59,7 @@ def _decode_tokens(value: list[int] | None) -> TokenSpan | None:
 
 
 def _encode_turn(turn: Turn) -> Json:
-    return {
+    value: Json = {
         "index": turn.index,
         "context": [encode_message(message) for message in turn.context],
         "text": turn.text,
@@ -63,6 +69,9 @@ def _encode_turn(turn: Turn) -> Json:
         "state_before": turn.state_before,
         "state_after": turn.state_after,
     }
+    if turn.tool_calls:
+        value["tool_calls"] = _encode_calls(turn.tool_calls)
+    return value
 
 
 def _decode_turn(value: Mapping[str, Any]) -> Turn:
@@ -70,6 +79,7 @@ def _decode_turn(value: Mapping[str, Any]) -> Turn:
         "context": tuple(decode_message(message) for message in value["context"]),
         "span": _decode_tokens(value["span"]),
         "reward": float(value["reward"]),
+        "tool_calls": _decode_calls(value),
     }
     return Turn(**{**value, **decoded})
 
@@ -92,7 +102,7 @@ def _decode_trace(value: Mapping[str, Any]) -> TokenTrace:
 
 
 def encode_trajectory(trajectory: Trajectory) -> Json:
-    return {
+    value: Json = {
         "id": trajectory.id,
         "task": trajectory.task,
         "environment": trajectory.environment,
@@ -105,12 +115,16 @@ def encode_trajectory(trajectory: Trajectory) -> Json:
         "turns": [_encode_turn(turn) for turn in trajectory.turns],
         "traces": [_encode_trace(trace) for trace in trajectory.traces],
     }
+    if trajectory.closing:
+        value["closing"] = [encode_message(message) for message in trajectory.closing]
+    return value
 
 
 def decode_trajectory(value: Mapping[str, Any]) -> Trajectory:
     decoded = {
         "turns": tuple(_decode_turn(turn) for turn in value["turns"]),
         "traces": tuple(_decode_trace(trace) for trace in value["traces"]),
+        "closing": tuple(decode_message(message) for message in value.get("closing", ())),
     }
     return Trajectory(**{**value, **decoded})
 

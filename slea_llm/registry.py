@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +12,25 @@ from slea_llm.errors import ConfigError, nearest
 
 ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
-        "environment": MappingProxyType({"order_taking": "slea_llm.environments.order_taking:OrderTaking"}),
-        "user": MappingProxyType({"scripted": "slea_llm.users.scripted:ScriptedUser"}),
+        "environment": MappingProxyType(
+            {
+                "order_taking": "slea_llm.environments.order_taking:OrderTaking",
+                "complaint": "slea_llm.environments.complaint:Complaint",
+                "tech_support": "slea_llm.environments.tech_support:TechSupport",
+                "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
+                "strategy_game": "slea_llm.environments.strategy_game:StrategyGame",
+                "gymnasium": "slea_llm.environments.gymnasium_text:GymnasiumText",
+                "textworld": "slea_llm.environments.textworld_games:TextWorldGames",
+                "verifiers": "slea_llm.environments.verifiers_tasks:VerifiersTasks",
+            }
+        ),
+        "user": MappingProxyType(
+            {
+                "scripted": "slea_llm.users.scripted:ScriptedUser",
+                "recorded": "slea_llm.users.recorded:RecordedUser",
+                "llm": "slea_llm.users.llm:LlmUser",
+            }
+        ),
         "parser": MappingProxyType(
             {
                 "tagged": "slea_llm.parsers.tagged:TaggedParser",
@@ -25,6 +43,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "evaluator": MappingProxyType(
             {
+                "rules": "slea_llm.evaluators.rules:Rules",
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
                 "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
@@ -36,8 +55,23 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "blend": "slea_llm.evaluators.blend:Blend",
             }
         ),
-        "augmenter": MappingProxyType({"slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress"}),
-        "credit": MappingProxyType({"nested_gae": "slea_llm.credit.nested_gae:NestedGae"}),
+        "referee": MappingProxyType({"rules": "slea_llm.referee:Referee"}),
+        "augmenter": MappingProxyType(
+            {
+                "value_shaping": "slea_llm.augmenters.value_shaping:ValueShaping",
+                "attention_credit": "slea_llm.augmenters.attention_credit:AttentionCredit",
+                "slot_progress": "slea_llm.augmenters.slot_progress:SlotProgress",
+                "success_backprop": "slea_llm.augmenters.success_backprop:SuccessBackprop",
+                "repeat_penalty": "slea_llm.augmenters.repeat_penalty:RepeatPenalty",
+                "info_density": "slea_llm.augmenters.info_density:InfoDensity",
+            }
+        ),
+        "credit": MappingProxyType(
+            {
+                "nested_gae": "slea_llm.credit.nested_gae:NestedGae",
+                "group_relative": "slea_llm.credit.group_relative:GroupRelative",
+            }
+        ),
         "loss": MappingProxyType(
             {
                 "ppo": "slea_llm.losses.ppo:PpoLoss",
@@ -50,6 +84,26 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             {
                 "vllm": "slea_llm.generation.vllm:VllmGenerator",
                 "transformers": "slea_llm.generation.transformers:TransformersGenerator",
+            }
+        ),
+        # Asked in this order whether a record is theirs: the form that others share comes last.
+        "log_format": MappingProxyType(
+            {
+                "slea": "slea_llm.logs.own:OwnLog",
+                "tau_bench": "slea_llm.logs.tau_bench:TauBench",
+                "tau2_bench": "slea_llm.logs.tau2_bench:Tau2Bench",
+                "nemo_gym": "slea_llm.logs.nemo_gym:NemoGym",
+                "swe_agent": "slea_llm.logs.swe_agent:SweAgent",
+                "openhands": "slea_llm.logs.openhands:OpenHands",
+                "inspect": "slea_llm.logs.inspect_ai:InspectLog",
+                "atif": "slea_llm.logs.atif:Atif",
+                "toolbench": "slea_llm.logs.toolbench:ToolBench",
+                "otel_genai": "slea_llm.logs.otel_genai:OtelGenAi",
+                "sharegpt": "slea_llm.logs.sharegpt:ShareGpt",
+                "anthropic": "slea_llm.logs.anthropic:AnthropicMessages",
+                "reflexion": "slea_llm.logs.reflexion:ReflexionLog",
+                "react": "slea_llm.logs.react:ReactLog",
+                "openai_chat": "slea_llm.logs.openai_chat:OpenAIChat",
             }
         ),
     }
@@ -66,12 +120,12 @@ def names(kind: str) -> dict[str, str]:
     return {**third_party, **ROWS[kind]}
 
 
-def load(kind: str, name: str) -> Any:
-    """The component class of that name.
+def load(kind: str, name: str, known: Mapping[str, str] | None = None) -> Any:
+    """The component class of that name; `known` is what `names` gave, for who loads many.
 
     Raises ConfigError for an unknown name (with the nearest known one) and for a row that cannot be imported.
     """
-    known = names(kind)
+    known = names(kind) if known is None else known
     if name not in known:
         raise ConfigError(f"unknown {kind} {name!r}; one of {', '.join(sorted(known))}{nearest(name, known)}")
     module_name, _, attribute = known[name].partition(":")

@@ -73,8 +73,12 @@ class Rollout:
         first_episode: int,
         policy_version: int,
         progress: bool = False,
+        episodes: Sequence[int] | None = None,
+        user_draw: int = 0,
     ) -> list[Trajectory]:
         """One record for every task, in the order of `tasks`; task i is episode `first_episode + i`.
+
+        `episodes` numbers them otherwise. Another `user_draw` is another seed of every user, all else drawn alike.
 
         Raises GenerationError when the generator serves another policy version than the one asked for, and
         FailedEpisodesError (with all records) when more than `max_error_rate` of the dialogues broke.
@@ -87,7 +91,9 @@ class Rollout:
             )
         if not tasks:
             return []
-        trajectories = asyncio.run(self._run(tasks, first_episode, progress=progress))
+        numbers = range(first_episode, first_episode + len(tasks)) if episodes is None else episodes
+        jobs = [self._dialogue(task, number, user_draw) for task, number in zip(tasks, numbers, strict=True)]
+        trajectories = asyncio.run(self._run(jobs, progress=progress))
         self._check_error_rate(trajectories)
         return trajectories
 
@@ -95,10 +101,9 @@ class Rollout:
         """The policy as a speaker of one dialogue, whose draws are named by `key`."""
         return Sampler(self._generator, self._chat, self._settings, key=key, greedy=self._greedy)
 
-    async def _run(self, tasks: Sequence[Task], first: int, *, progress: bool) -> list[Trajectory]:
+    async def _run(self, dialogues: Sequence[tuple[Dialogue, Sampler]], *, progress: bool) -> list[Trajectory]:
         running = asyncio.Semaphore(self._settings.concurrency)
-        dialogues = [self._dialogue(task, first + i) for i, task in enumerate(tasks)]
-        with tqdm(total=len(tasks), desc="rollout", unit="dialogue", disable=None if progress else True) as bar:
+        with tqdm(total=len(dialogues), desc="rollout", unit="dialogue", disable=None if progress else True) as bar:
             jobs = [asyncio.create_task(dialogue.run(running, self._settings.deadline_s)) for dialogue, _ in dialogues]
             for job in jobs:
                 job.add_done_callback(lambda _: bar.update())
@@ -110,16 +115,16 @@ class Rollout:
             for (dialogue, sampler), job in zip(dialogues, jobs, strict=True)
         ]
 
-    def _dialogue(self, task: Task, episode: int) -> tuple[Dialogue, Sampler]:
+    def _dialogue(self, task: Task, episode: int, user_draw: int) -> tuple[Dialogue, Sampler]:
         sampler = self.sampler(key=(self._seed, episode))
         dialogue = Dialogue(
             self._environment,
             self._user,
             sampler,
             task,
-            id=_identifier(self._name, task, f"e{episode}"),
+            id=_identifier(self._name, task, f"e{episode}" + (f"-u{user_draw}" if user_draw else "")),
             episode=episode,
-            user_seed=_user_seed(self._seed, episode),
+            user_seed=_user_seed(self._seed, episode, user_draw),
             max_turns=self._settings.max_turns,
         )
         return dialogue, sampler
@@ -365,6 +370,7 @@ def _identifier(environment: str, task: Task, suffix: str) -> str:
     return f"{task.id}-{suffix}" if task.id.startswith(environment) else f"{environment}-{task.id}-{suffix}"
 
 
-def _user_seed(seed: int, episode: int) -> int:
-    """A seed of the user's own for every episode, in [0, 2^63)."""
-    return int.from_bytes(hashlib.blake2b(f"user/{seed}/{episode}".encode(), digest_size=8).digest()) >> 1
+def _user_seed(seed: int, episode: int, draw: int) -> int:
+    """A seed of the user's own for every episode and draw, in [0, 2^63)."""
+    name = f"user/{seed}/{episode}" + (f"/{draw}" if draw else "")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -5,6 +5,7 @@ Ranges are stated under each field and checked by `slea_llm.config`; 0 means wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,6 +114,9 @@ class StreamSettings:
     gamma_step: float = 1.0
     lam_step: float = 1.0
     """Discount and lambda from the last token of a step to the next step of the same turn; inside a step both are 1."""
+    gamma_substep: float | None = None
+    lam_substep: float | None = None
+    """The same between two sub-steps that refine one step. None: as between steps."""
     gamma_turn: float = 0.99
     lam_turn: float = 0.95
     """Discount and lambda from the last token of a turn to the next turn."""
@@ -125,12 +129,43 @@ class StreamSettings:
         _require(self.reward_scale > 0, "reward_scale", self.reward_scale, "above 0")
         for name in ("fade_until", "gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+        for name in ("gamma_substep", "lam_substep"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= 1, name, value, "0 to 1, or null")
 
     def weight_at(self, progress: float) -> float:
         """The weight when this share of the training, in [0, 1], is done."""
         if not self.fade_until:
             return self.weight
         return self.weight * max(0.0, 1.0 - progress / self.fade_until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSettings:
+    """Lambda, the weight of a step: which augmenters say it, how it is shaped, and where it acts."""
+
+    sources: tuple[str, ...] = ()
+    """Augmenters whose weights are multiplied. Empty: every step weighs 1."""
+    use: tuple[Literal["loss", "sampler"], ...] = ("loss",)
+    """`loss`: multiplies the policy loss of the step's tokens. `sampler`: is a trajectory's priority in replay. Both
+    at once would count it squared and are refused."""
+    power: float = 0.6
+    """In the loss: weights are raised to it before they are brought to mean 1; in [0, 1]."""
+    temperature: float = 0.0
+    """In the loss: above 0, softmax of weight / temperature over the trajectory takes the place of the power."""
+    floor: float = 0.1
+    """The least raw weight, 0 or above: no step is forgotten."""
+    clip: tuple[float, float] = (0.5, 2.0)
+    """Least and largest weight in the loss after it was brought to mean 1; 0 to 1, and 1 or above."""
+
+    def __post_init__(self) -> None:
+        _require(len(set(self.sources)) == len(self.sources), "sources", self.sources, "each name once")
+        _require(bool(self.use), "use", self.use, "loss or sampler")
+        _require(0 <= self.power <= 1, "power", self.power, "0 to 1")
+        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 or above")
+        _require(0 <= self.floor < math.inf, "floor", self.floor, "0 or above")
+        low, high = self.clip
+        _require(0 <= low <= 1 <= high < math.inf, "clip", self.clip, "0 to 1, then 1 or above")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,18 @@ def check_trainable_tokens(scored: Sequence[ScoredTrajectory], reducer: Reducer)
     )
 
 
+def steps_line(scored: Sequence[ScoredTrajectory], reducer: Reducer) -> str:
+    """How finely replies are cut; where they are not cut at all, what that means for credit."""
+    leaves = [len(one.leaves()) for one in scored]
+    steps, turns = reducer.sum([float(sum(leaves)), float(sum(len(one.trajectory.turns) for one in scored))])
+    if steps <= turns:
+        return (
+            "steps: every reply is one step: credit by step is credit by turn here, and what is set for transitions "
+            "between steps changes nothing"
+        )
+    return f"steps: {steps / max(turns, 1.0):.1f} a reply"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerGap:
     """|log-probability of the sampler - of the trainer| over `tokens` sampled tokens of all ranks, in nats."""

@@ -87,7 +87,7 @@ def read_json_lines(path: Path | str) -> Iterator[JsonLine]:
     """
     for number, raw in _lines(Path(path)):
         if raw and not raw.isspace():
-            yield _parse(Path(path), number, raw)
+            yield parse_json(path, number, raw)
 
 
 def cut_back(path: Path, position: int) -> None:
@@ -116,7 +116,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise StorageError(f"{path} could not be read: {error.strerror or error}") from error
 
 
-def _parse(path: Path, number: int, raw: bytes) -> JsonLine:
+def parse_json(path: Path | str, number: int, raw: bytes) -> JsonLine:
+    """One JSON value that begins in line `number`, mended as `read_json_lines` says; raises the same."""
     flags: list[str] = []
     try:
         text = raw.decode("utf-8")
@@ -132,11 +133,11 @@ def _parse(path: Path, number: int, raw: bytes) -> JsonLine:
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path}, line {number}: not JSON: {error}") from error
     if re.search(r"\\u[dD][89a-fA-F]", text):
-        value = _clean(value, "", flags)
+        value = mend_json(value, "", flags)
     return JsonLine(number=number, value=value, flags=tuple(flags))
 
 
-def _clean(value: Any, place: str, flags: list[str]) -> Any:
+def mend_json(value: Any, place: str, flags: list[str]) -> Any:
     """A copy for strict JSON in UTF-8: non-finite numbers become None, lone surrogates U+FFFD; each is flagged."""
     if isinstance(value, str):
         if _SURROGATE.search(value):
@@ -147,9 +148,11 @@ def _clean(value: Any, place: str, flags: list[str]) -> Any:
             flags.append(f"non-finite number {value} at {place or '/'}")
             return None
     elif isinstance(value, Mapping):
-        return {_clean(key, f"{place}/", flags): _clean(item, f"{place}/{key}", flags) for key, item in value.items()}
+        return {
+            mend_json(key, f"{place}/", flags): mend_json(item, f"{place}/{key}", flags) for key, item in value.items()
+        }
     elif isinstance(value, list | tuple):
-        return [_clean(item, f"{place}/{index}", flags) for index, item in enumerate(value)]
+        return [mend_json(item, f"{place}/{index}", flags) for index, item in enumerate(value)]
     return value
 
 
@@ -159,7 +162,7 @@ def _encode(payload: Mapping[str, Any]) -> tuple[bytes, Sequence[str]]:
     try:
         body = _dump(payload)
     except ValueError:  # a number or a half character that is not JSON: rare, so only now is it looked for
-        payload = {**_clean(payload, "", flags), "flags": flags}
+        payload = {**mend_json(payload, "", flags), "flags": flags}
         body = _dump(payload)
     return b'%s,"crc32":"%08x"}\n' % (body[:-1], zlib.crc32(body)), flags
 
@@ -232,13 +235,20 @@ class LogFormat(Generic[R]):
             yield self._decode(file, number, body)
 
     def _decode(self, path: Path, number: int, body: bytes) -> R:
-        value = _parse(path, number, body).value
-        for flag in value.pop("flags", ()):
-            log.warning("%s, line %d was mended when it was written: %s", path, number, flag)
+        value = parse_json(path, number, body).value
         try:
+            for flag in value.pop("flags", ()):
+                log.warning("%s, line %d was mended when it was written: %s", path, number, flag)
             return self.decode(value)
-        except (TypeError, ValueError, KeyError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError, KeyError) as error:
             raise StorageError(f"{path}, line {number}: not a record of {self.name}: {error}") from error
+
+    def read_line(self, path: Path | str, number: int, raw: bytes) -> R:
+        """The record of one line. Raises StorageError when the line was damaged or is no such record."""
+        body = _checked(raw)
+        if body is None:
+            raise StorageError(f"{path}, line {number}: the checksum is wrong; the line was torn, damaged or changed")
+        return self._decode(Path(path), number, body)
 
     def write(self, path: Path | str, items: Iterable[R]) -> int:
         """Write a whole log at once, or nothing; the number of records."""

@@ -16,6 +16,7 @@ from slea_llm import checkpoint, startup_checks
 from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
+from slea_llm.health import Health
 from slea_llm.metrics_log import MetricsLog, PhaseClock, asking_metrics, episode_metrics, peak_memory, update_metrics
 from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.progress import Progress
@@ -61,6 +62,7 @@ class Crediter(Protocol):
     """Scores and values to credit; `slea_llm.crediting.Crediting` is one."""
 
     streams: dict[str, StreamSettings]
+    heads: tuple[str, ...]
 
     def credit(
         self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats], *, progress: float, reducer: Reducer
@@ -141,6 +143,7 @@ class Trainer:
         self._clock = PhaseClock()
         self._log = MetricsLog(options.output_dir / "metrics.jsonl")
         self._metrics: dict[str, float] = {}
+        self._health = Health(parts.crediting.streams)
         self._started = False
         self._unchecked = True
 
@@ -192,24 +195,32 @@ class Trainer:
             self._metrics |= asking_metrics(self._parts.collector.spent(), reducer=self._reducer)
         self._metrics |= episode_metrics(trajectories, policy_version=self.policy_version, reducer=self._reducer)
         failed = self._metrics["episodes/failed"]
-        total = failed + self._metrics["episodes/played"]
-        if total == 0 or failed / total > self._rollout.max_error_rate:
+        played, excluded = self._metrics["episodes/played"], self._metrics["episodes/excluded"]
+        total = failed + played + excluded
+        if not failed and not played:
+            raise TrainingError(
+                f"all {total:.0f} dialogues of iteration {self.iteration} are excluded by the referee: they say "
+                "nothing about the agent (`slea referee` on the log shows why)"
+            )
+        if failed / total > self._rollout.max_error_rate:
             reasons = [one.error for one in trajectories if one.failed]
             raise TrainingError(
                 f"{failed:.0f} of {total:.0f} dialogues of iteration {self.iteration} failed, more than the share "
                 f"{self._rollout.max_error_rate:g} that is allowed; {reasons[0] if reasons else 'none on this rank'}"
             )
-        scored = [one for one in collected if not one.trajectory.failed and one.trajectory.sampled_tokens]
+        kept = [one for one in collected if not one.trajectory.failed and not one.trajectory.excluded]
+        scored = [one for one in kept if one.trajectory.sampled_tokens]
         if self._unchecked:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
+            self._report(startup_checks.steps_line(scored, self._reducer))
         return scored
 
     def _stats(self, scored: Sequence[ScoredTrajectory]) -> list[TokenStats]:
         """What the models say today of each dialogue, in order."""
         if self._settings.proximal == "sampler" and not self._unchecked:
             trajectories = [one.trajectory for one in scored]
-            streams = tuple(self._parts.crediting.streams)
-            return sampler_stats(trajectories, streams=streams, critic_version=self.update)
+            heads = self._parts.crediting.heads
+            return sampler_stats(trajectories, streams=heads, critic_version=self.update)
         first_check = self._unchecked and self.policy_version == 0
         with self._clock.phase("stats"):
             stats = token_stats(
@@ -278,10 +289,10 @@ class Trainer:
         return [batches + [[]] * (int(count) - len(batches)) for batches, count in zip(plan, most, strict=True)]
 
     def _collate(self, rows: Sequence[AugmentedExperience]) -> Batch:
-        streams = tuple(self._parts.crediting.streams)
+        heads = self._parts.crediting.heads
         if not rows:
-            return blank(streams=len(streams), pad_id=self._options.pad_id, dtype=self._dtype)
-        return collate(rows, streams=streams, pad_id=self._options.pad_id, dtype=self._dtype)
+            return blank(streams=len(heads), pad_id=self._options.pad_id, dtype=self._dtype)
+        return collate(rows, streams=heads, pad_id=self._options.pad_id, dtype=self._dtype)
 
     def _check_gradients(self, rows: Sequence[AugmentedExperience]) -> str:
         batch = to_device(self._collate(rows), self._accelerator.device)
@@ -307,13 +318,18 @@ class Trainer:
         """One line of metrics, the same on every rank and written by the first; seconds and peaks are its own."""
         metrics, self._metrics = self._metrics, {}
         seconds, peak = self._clock.reset(), peak_memory()
+        alarms = self._health.observe(metrics)
+        for alarm in alarms:
+            if alarm.first:
+                self._report(alarm.line())
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
         if self._settings.trackers:
             own = {f"seconds/{name}": value for name, value in seconds.items()}
             own |= {f"peak_gib/{name}": value for name, value in peak.items()}
             self._accelerator.log({**counters, **metrics, **own}, step=self.iteration)
         if self._accelerator.is_main_process:
-            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak})
+            names = [alarm.name for alarm in alarms]
+            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak, "alarms": names})
         return metrics, seconds
 
     def _save_when_due(self) -> None:
@@ -348,6 +364,8 @@ class Trainer:
             "schedule": self._updater.scheduler.state_dict(),
             "metrics_position": self._log.position,
             "recipe": self._recipe(),
+            "losses": self._updater.state(),
+            "health": self._health.state(),
         }
         documents = {**optimizer.documents, "trainer": state, "ranks": list(ranks)}
         return checkpoint.Snapshot(tensors={**optimizer.tensors, **weights}, documents=documents)
@@ -370,6 +388,9 @@ class Trainer:
         self._model.load_trainable_state({name: one for part in weights.values() for name, one in part.items()})
         checkpoint.restore_optimizer(self._updater.optimizer, self._named(), snapshot)
         self._updater.scheduler.load_state_dict(state["schedule"])
+        self._updater.restore(state.get("losses", {}))
+        if "health" in state:  # a checkpoint of an earlier version has none, and nothing but alarms is lost
+            self._health.restore(state["health"])
         own = ranks[int(self._accelerator.process_index)]
         self._parts.collector.restore(own["collector"])
         self.iteration, self.update = state["iteration"], state["update"]

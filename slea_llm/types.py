@@ -19,7 +19,7 @@ State: TypeAlias = Mapping[str, Any]
 
 Role = Literal["system", "user", "assistant", "tool"]
 StepKind = Literal["thought", "reply", "tool_call"]
-Termination = Literal["success", "failure", "max_turns", "user_left", "budget", "error"]
+Termination = Literal["success", "failure", "max_turns", "user_left", "budget", "error", "unknown"]
 FinishReason = Literal["stop", "length", "abort"]
 
 ROLES: tuple[str, ...] = get_args(Role)
@@ -113,7 +113,8 @@ class Turn:
 
     `context` holds the messages that are new since the previous reply (for turn 0: all of the prompt). `text` is the
     reply as sampled, thought included, end-of-turn token excluded; step spans index into it. `span` is None for logs
-    without tokens. `state_before` and `state_after` are the environment's public state, as JSON values.
+    without tokens. `state_before` and `state_after` are the environment's public state, as JSON values. `tool_calls`
+    are the calls of an imported reply as its log held them, with their ids; what they say stands in `text` too.
     """
 
     index: int
@@ -124,6 +125,7 @@ class Turn:
     reward: float = 0.0
     state_before: State = field(default_factory=dict)
     state_after: State = field(default_factory=dict)
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
@@ -136,7 +138,8 @@ class Trajectory:
 
     `traces` holds one row when earlier turns are kept verbatim, one row a turn when the prompt is rebuilt; it is empty
     for logged text, which can be scored and imitated but never enters a PPO ratio. Every sampled token belongs to
-    exactly one turn. `outcome` is the sum of rewards of a finished dialogue, None after an error.
+    exactly one turn. `outcome` is the sum of rewards of a finished dialogue, None after an error and where a log says
+    none; termination `unknown` is for logs alone. `closing` holds the messages after the last reply.
     """
 
     id: str
@@ -150,6 +153,7 @@ class Trajectory:
     termination: Termination
     error: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    closing: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         if self.termination not in TERMINATIONS:
@@ -191,6 +195,11 @@ class Trajectory:
     def failed(self) -> bool:
         """True when the episode itself broke; such a record has no outcome and never enters an update."""
         return self.termination == "error"
+
+    @property
+    def excluded(self) -> bool:
+        """True when a referee found that the dialogue says nothing about the agent: no gradient, no success rate."""
+        return (self.provenance.get("blame") or {}).get("excluded") is True
 
     def reply_ids(self, turn: Turn) -> tuple[int, ...]:
         """The tokens that were sampled for a turn; none for logs without tokens."""
@@ -287,8 +296,8 @@ class ScoredTrajectory:
 class TokenStats:
     """What the models say today about the sampled tokens of one trajectory, in sampled order; made just before credit.
 
-    `proximal` and `reference` have shape (n,). `values[stream]` has shape (n + 1,): entry i is the value of the context
-    before sampled token i, and the last entry is the value after the last token, used only when the end was a cut.
+    `proximal` and `reference` have shape (n,). `values[stream]` (n + 1,) are those of the context before every sampled
+    token, and after the last one (used only when the end was a cut); `after[stream]` (n,) those after every token.
     """
 
     proximal: np.ndarray
@@ -296,6 +305,7 @@ class TokenStats:
     values: Mapping[str, np.ndarray]
     policy_version: int
     critic_version: int
+    after: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +313,8 @@ class AugmentedExperience:
     """A scored trajectory with its credit, one number per sampled token, recomputable from what it holds.
 
     `rewards[stream][part]` (n,), `advantages` (n,), `returns[stream]` (n,), `weights` (n,) multiply the policy loss.
-    `value_mask` (n,) says where the critic is read and supervised.
+    `value_mask` (n,) says before which tokens the critic is read and supervised, `after_mask` (n,) after which, if it
+    is at all; `after_returns[head]` (n,) are the targets there.
     """
 
     scored: ScoredTrajectory
@@ -314,8 +325,10 @@ class AugmentedExperience:
     weights: np.ndarray
     value_mask: np.ndarray
     policy_mask: np.ndarray
-    unit: Literal["token", "step", "turn"] = "token"
+    unit: Literal["token", "substep", "step", "turn"] = "token"
     versions: Mapping[str, str] = field(default_factory=dict)
+    after_returns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    after_mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +353,7 @@ class Batch:
     old_values: torch.Tensor  # (B, T, S) float
     trajectory: torch.Tensor  # (B,) int64
     trajectory_tokens: torch.Tensor  # (B,) float
+    head_mask: torch.Tensor | None = None  # (B, T, S) bool, which head is supervised at a value position; None: all
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import get_scheduler
 
-from slea_llm.errors import TrainingError
+from slea_llm.errors import CheckpointError, TrainingError
+from slea_llm.interfaces import Adapting
 from slea_llm.types import Batch, ModelOutputs
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Updater:
         reducer: Reducer,
     ) -> None:
         self._losses = tuple(losses)
+        self._adapting = {term.name: term for term in self._losses if isinstance(term, Adapting)}
         self._settings = settings
         self._accelerator = accelerator
         self._reducer = reducer
@@ -87,6 +89,9 @@ class Updater:
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
+        if policy_stepped:  # else nothing answered to the terms, and they would push harder and harder
+            for term in self._adapting.values():
+                term.adapt(sums.metrics)
         return UpdateReport(
             metrics={**sums.metrics, **norms, **rates},
             extremes=sums.extremes,
@@ -94,6 +99,17 @@ class Updater:
             max_log_ratio=sums.extremes["update/max_log_ratio"],
             policy_stepped=policy_stepped,
         )
+
+    def state(self) -> dict[str, Any]:
+        """What loss terms that adapt have come to, by name, as JSON values."""
+        return {name: dict(term.state()) for name, term in self._adapting.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state` gave. Raises CheckpointError when a term that adapts is missing from it."""
+        for name, term in self._adapting.items():
+            if name not in state:
+                raise CheckpointError(f"the checkpoint holds nothing of loss term {name!r}, which adapts; start afresh")
+            term.restore(state[name])
 
     def _accumulate(self, batches: Sequence[Batch]) -> _Totals:
         """Gradients of all micro-batches, and what the terms say, reduced over ranks."""
@@ -144,6 +160,7 @@ class Updater:
                 extremes[name] = torch.maximum(extremes[name], peak) if name in extremes else peak
         k3, log_ratio = drift(outputs, batch)
         _add(sums, "update/kl", k3.sum())
+        _add(sums, "update/entropy", outputs.entropy[batch.policy_mask].sum())
         peak = log_ratio.abs().max().double()
         extremes["update/max_log_ratio"] = torch.maximum(extremes.get("update/max_log_ratio", peak), peak)
         return loss
@@ -198,7 +215,8 @@ def drift(outputs: ModelOutputs, batch: Batch) -> tuple[torch.Tensor, torch.Tens
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with every tensor on `device`."""
-    return replace(batch, **{field.name: getattr(batch, field.name).to(device) for field in fields(batch)})
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: one.to(device) for name, one in tensors.items() if one is not None})
 
 
 def make_optimizer(groups: Mapping[str, list[nn.Parameter]], settings: TrainerSettings) -> torch.optim.Optimizer:

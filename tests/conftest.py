@@ -7,11 +7,17 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+# No deadline: how long an example takes says how busy the machine is. `quick` is that of `make check`.
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
+settings.load_profile("thorough")
 
 LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")  # noqa: S104  (compared with, never bound)
 

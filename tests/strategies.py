@@ -62,13 +62,17 @@ def numbers() -> st.SearchStrategy[float]:
     return st.floats(allow_nan=False, allow_infinity=False)
 
 
-def messages() -> st.SearchStrategy[Message]:
+def tool_calls() -> st.SearchStrategy[tuple[ToolCall, ...]]:
     calls = st.builds(ToolCall, id=texts(4), name=texts(4), arguments=texts(8))
+    return st.lists(calls, max_size=2).map(tuple)
+
+
+def messages() -> st.SearchStrategy[Message]:
     return st.builds(
         Message,
         role=st.sampled_from(ROLES),
         content=texts(),
-        tool_calls=st.lists(calls, max_size=2).map(tuple),
+        tool_calls=tool_calls(),
         tool_call_id=st.none() | texts(4),
         name=st.none() | texts(4),
     )
@@ -117,6 +121,7 @@ def trajectories(draw: st.DrawFn, text: st.SearchStrategy[str] | None = None) ->
             reward=draw(numbers()),
             state_before=draw(json_objects()),
             state_after=draw(json_objects()),
+            tool_calls=draw(tool_calls()),
         )
         for index in range(count)
     )
@@ -134,6 +139,7 @@ def trajectories(draw: st.DrawFn, text: st.SearchStrategy[str] | None = None) ->
         termination=termination,  # type: ignore[arg-type]
         error=draw(texts(8)) if failed else None,
         provenance=draw(json_objects()),
+        closing=tuple(draw(st.lists(messages(), max_size=2))),
     )
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from slea_llm.errors import ConfigError, EvaluatorError
+from slea_llm.augmenters.potentials import check_potential
+from slea_llm.augmenters.turns import names_in
+from slea_llm.errors import ConfigError
+from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredTrajectory, State
 
 
@@ -23,6 +26,8 @@ class SlotProgress:
       the turn discount of the stream that this part feeds, and a critic that is fitted to the shaped rewards.
     - `bonus`: c * `slot_reward` for every slot that is filled for the first time in the dialogue, in total never more
       than `bonus_bound`; filling, clearing and filling again earns nothing.
+    - `every`: c * `slot_reward` for every slot, required or not, that the turn fills, without a bound: filling and
+      clearing the same slot for ever is the best that an agent can do. Kept to be compared with.
     """
 
     name: ClassVar[str] = "slot_progress"
@@ -30,7 +35,7 @@ class SlotProgress:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        form: Literal["potential", "bonus"] = "potential"
+        form: Literal["potential", "bonus", "every"] = "potential"
         slot_reward: float = 0.5
         """Worth of one slot before the coefficient, above 0."""
         eta: float = 0.2
@@ -51,9 +56,10 @@ class SlotProgress:
         ramp_max: float = 0.2
 
         def __post_init__(self) -> None:
-            if self.form not in ("potential", "bonus") or self.schedule not in ("constant", "ramp"):
+            if self.form not in ("potential", "bonus", "every") or self.schedule not in ("constant", "ramp"):
                 raise ConfigError(
-                    f"form {self.form!r} is one of potential, bonus; schedule {self.schedule!r} of constant, ramp"
+                    f"form {self.form!r} is one of potential, bonus, every; schedule {self.schedule!r} of constant, "
+                    "ramp"
                 )
             if not 0 <= self.gamma <= 1:
                 raise ConfigError(f"gamma {self.gamma} is not in [0, 1]")
@@ -65,10 +71,22 @@ class SlotProgress:
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    @classmethod
+    def fits(cls, config: Config, name: str, stream: StreamSettings) -> list[str]:
+        """What is odd about feeding this stream. Raises UnsupportedError when a potential would not be one in it."""
+        if config.form == "potential":
+            check_potential(cls.name, config.gamma, name, stream)
+        if config.form == "every":
+            return [
+                f"augmenter {cls.name}, form every: filling and clearing a slot earns without end; set form to "
+                "potential or bonus"
+            ]
+        return []
+
     def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
         """`(turn, step) -> reward`, one entry a turn, on its last leaf step; nothing for a failed dialogue.
 
-        `progress` in [0, 1] is the share of training done. Raises EvaluatorError when a state has no slots.
+        `progress` in [0, 1] is the share of training done. Raises CreditError when a state has no slots.
         """
         trajectory = scored.trajectory
         if trajectory.failed or not trajectory.turns:
@@ -78,6 +96,8 @@ class SlotProgress:
         coefficient = self.coefficient(progress)
         if self.config.form == "potential":
             rewards = self._potential(filled, bootstrapped=trajectory.truncated)
+        elif self.config.form == "every":
+            rewards = [self._worth(turn) * len(after - before) for turn, (before, after) in enumerate(pairwise(filled))]
         else:
             rewards = self._bonus(filled, bound=self.config.bonus_bound / coefficient if coefficient else 0.0)
         last_step = {step.turn: step.index for step in scored.leaves()}
@@ -123,14 +143,11 @@ class SlotProgress:
         return rewards
 
     def _filled(self, scored: ScoredTrajectory, turn: int, state: State) -> frozenset[str]:
-        """Required slots that are filled in a state."""
-        for key in ("required", "filled"):
-            if not isinstance(state.get(key), Mapping | list | tuple):
-                raise EvaluatorError(
-                    f"{self.name}: a state of turn {turn} in trajectory {scored.trajectory.id!r} has no list {key!r}; "
-                    "this augmenter fits environments whose public state names required and filled slots"
-                )
-        return frozenset(state["required"]) & frozenset(state["filled"])
+        """Slots that are filled in a state; those alone that are required, but for the form `every`."""
+        required, filled = (
+            names_in(state, key, part=self.name, scored=scored, turn=turn) for key in ("required", "filled")
+        )
+        return filled if self.config.form == "every" else required & filled
 
 
 def ramp_coefficient(at: float, *, begin: float, start: float, rise: float, maximum: float) -> float:

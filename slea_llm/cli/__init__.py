@@ -21,6 +21,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "parse": ("parse", "cut logged dialogues or texts into steps and report how far that goes"),
         "fit-evaluator": ("fit_evaluator", "fit a reward model on logged dialogues, and say whether it may be used"),
         "score": ("score", "score every step of logged dialogues"),
+        "convert": ("convert", "logs of any known format to our own, to OpenAI chat rows or to a Hub dataset"),
+        "report": ("report", "one HTML file of scored dialogues or of a training run, to read and to pass on"),
+        "referee": ("referee", "say who was to blame for logged dialogues, with the words that show it"),
         "evaluate": ("evaluate", "success of a model on the fixed panel of unseen tasks"),
         "export": ("export", "write the trained adapter or merged weights, proved equal to what was trained"),
         "fetch-model": ("fetch_model", "build a small real model as a local folder"),
@@ -57,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"\nslea {name}: interrupted; what was written so far is whole\n")
         return 130
+    except BrokenPipeError:  # `slea ... | head` wants no more lines; nothing else is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def overview() -> str:

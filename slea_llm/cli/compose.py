@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slea_llm.config import ComponentSpec, Recipe, component_config
+from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
-from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator
-from slea_llm.questions import ChatModel
+from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser, StepEvaluator, StepWeigher
 from slea_llm.scoring import Scorer, TokenDecoder
+
+if TYPE_CHECKING:
+    from slea_llm.referee import Referee
 
 
 def component(kind: str, spec: ComponentSpec, available: Mapping[str, Any] | None = None) -> Any:
@@ -36,10 +38,13 @@ class ChatModels:
     """The chat models of this process: components that name the same endpoint share one engine."""
 
     def __init__(self) -> None:
-        self._made: dict[Endpoint, ChatModel] = {}
+        self._made: dict[Endpoint, Any] = {}
 
-    def of(self, endpoint: Endpoint) -> ChatModel:
-        """The model of an endpoint whose url is `engine`, loaded when it is first asked for."""
+    def of(self, endpoint: Endpoint) -> Any:
+        """The model of an endpoint whose url is `engine`, loaded when it is first asked for.
+
+        It is both a ChatModel and an AsyncChatModel.
+        """
         if endpoint not in self._made:
             from slea_llm.generation.vllm_chat import VllmChat
 
@@ -52,12 +57,24 @@ def environment(recipe: Recipe) -> Environment:
     return built
 
 
-def user(recipe: Recipe) -> SimulatedUser:
-    built: SimulatedUser = component("user", recipe.user)
+def user(recipe: Recipe, chat_models: ChatModels | None = None) -> SimulatedUser:
+    """The simulated user; one whose endpoint is in this process shares its engine with others of `chat_models`."""
+    built: SimulatedUser = component("user", recipe.user, {"chat_models": chat_models or ChatModels()})
     return built
 
 
-def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mapping[str, Any] | None = None) -> Scorer:
+def referee(recipe: Recipe, chat_models: ChatModels | None = None) -> Referee:
+    """Who lays failures to agent, user, environment or scorer."""
+    built: Referee = component("referee", recipe.referee, {"chat_models": chat_models or ChatModels()})
+    return built
+
+
+def scorer(
+    recipe: Recipe | ScoringRecipe,
+    *,
+    chat: TokenDecoder | None = None,
+    available: Mapping[str, Any] | None = None,
+) -> Scorer:
     """Parser and evaluators, as the trainer and offline scoring both use them; `chat` gives steps their tokens."""
     given = {
         "chat_models": ChatModels(),
@@ -73,9 +90,9 @@ def scorer(recipe: Recipe, *, chat: TokenDecoder | None = None, available: Mappi
     return Scorer(component("parser", recipe.parser, given), evaluators, chat)
 
 
-def crediting(recipe: Recipe) -> Crediting:
+def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
     """Augmenters and the credit method over the recipe's reward streams."""
-    augmenters: list[Augmenter] = [component("augmenter", spec) for spec in recipe.augmenters]
+    augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
         recipe.streams,
@@ -83,7 +100,15 @@ def crediting(recipe: Recipe) -> Crediting:
         cls(config, streams=recipe.streams),
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
+        weights=recipe.weights,
     )
+
+
+def heads(recipe: Recipe) -> tuple[str, ...]:
+    """The value heads that the credit method of a recipe reads."""
+    cls, config = component_config("credit", recipe.credit)
+    found: tuple[str, ...] = getattr(cls(config, streams=recipe.streams), "heads", tuple(recipe.streams))
+    return found
 
 
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:

@@ -7,22 +7,45 @@ from pathlib import Path
 
 from slea_llm.cli.arguments import add_recipe, read_recipe
 from slea_llm.cli.output import say
+from slea_llm.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--adapter", type=Path, default=None, help="PEFT adapter to put on model.base (default: none)")
     parser.add_argument("--log", type=Path, default=None, help="also write the dialogues to this file")
+    parser.add_argument(
+        "--user-seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="play the panel with N seeds of its users, all else alike, and say how much that alone changes",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments)
-    from slea_llm.cli.play import played_panel
-    from slea_llm.evaluation import report
+    if arguments.user_seeds < 1:
+        raise ConfigError(f"--user-seeds {arguments.user_seeds} is below 1")
+    from slea_llm.cli.play import played_panels
+    from slea_llm.evaluation import noise_floor, report
+    from slea_llm.referee import blame_line
+    from slea_llm.rollout import FailedEpisodesError
     from slea_llm.storage import write_trajectories
 
-    trajectories = played_panel(recipe, arguments.adapter)
+    try:
+        panels = played_panels(recipe, arguments.adapter, user_draws=arguments.user_seeds)
+    except FailedEpisodesError as error:
+        if arguments.log is not None:
+            write_trajectories(arguments.log, error.trajectories)
+        raise
+    everything = [one for panel in panels for one in panel]
     if arguments.log is not None:
-        write_trajectories(arguments.log, trajectories)
-    say(report(trajectories, expected=recipe.evaluation.tasks).line())
+        write_trajectories(arguments.log, everything)
+    for draw, panel in enumerate(panels):
+        line = report(panel, expected=recipe.evaluation.tasks).line()
+        say(line if len(panels) == 1 else f"users {draw}: {line}")
+    say(blame_line(everything))
+    if len(panels) > 1:
+        say(noise_floor(panels).line())
     return 0

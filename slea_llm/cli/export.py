@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slea_llm.cli import compose
 from slea_llm.cli.output import say
 from slea_llm.config import ComponentSpec, Recipe, load_recipe
 from slea_llm.errors import CheckpointError
@@ -63,7 +64,7 @@ def _trained(recipe: Recipe, run_folder: Path, chosen: Path | None) -> tuple[Pol
         raise CheckpointError(f"{run_folder / 'checkpoints'} holds no whole checkpoint; train first")
     snapshot = checkpoint.read(folder)
     model = build(
-        recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+        recipe.model, streams=compose.heads(recipe), temperature=recipe.rollout.temperature, seed=recipe.run.seed
     )
     weights = {key: part for key, part in snapshot.tensors.items() if key != "optimizer"}
     model.load_trainable_state({name: tensor for part in weights.values() for name, tensor in part.items()})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slea_llm.cli.output import say
+from slea_llm.cli.score import add_reading
 from slea_llm.errors import ConfigError
 from slea_llm.types import Step, Turn
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from slea_llm.parsers.coverage import Coverage, ParserCoverage
 
 TEXT_SUFFIXES = (".txt", ".md")
+TEXT_FORMATS = ("react", "reflexion")
+"""Formats whose records are texts: in a list of texts each is one turn here."""
 DEFAULT_PARSERS = ("auto", "tagged", "markers", "react", "reply")
 SHOWN_CHARACTERS = 90
 SHOWN_COUNTS = 12
@@ -27,12 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log",
         type=Path,
-        help="log (.jsonl), text (.txt, .md), list of texts (.json: strings or objects with `text`), or their folder",
+        help="log of any known format, text (.txt, .md), list of texts (.json: strings, objects with text), or folder",
     )
     parser.add_argument("--recipe", type=Path, help="recipe whose parser is reported, beside those of --parsers")
     parser.add_argument(
         "--parsers", default=",".join(DEFAULT_PARSERS), help="parsers to compare, by name; the first one is reported"
     )
+    add_reading(parser)
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the steps of the first N turns")
 
 
@@ -42,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     parsers = _parsers([name for name in arguments.parsers.split(",") if name], arguments.recipe)
     coverage = Coverage(list(parsers))
     first = next(iter(parsers))
-    for trajectory_id, turn in read_turns(arguments.log):
+    for trajectory_id, turn in read_turns(arguments.log, format=arguments.format, strict=arguments.strict):
         steps = {name: parser.parse(turn, trajectory_id, None) for name, parser in parsers.items()}
         if coverage.turns < arguments.show:
             for line in step_lines(trajectory_id, turn, steps[first]):
@@ -69,22 +74,29 @@ def _parsers(names: Sequence[str], recipe: Path | None) -> dict[str, StepParser]
     return found
 
 
-def read_turns(path: Path) -> Iterator[tuple[str, Turn]]:
-    """Trajectory id and turn of every reply in a log, a text, a list of texts, or a folder of these."""
-    if path.is_dir():
+def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -> Iterator[tuple[str, Turn]]:
+    """Trajectory id and turn of every reply in a log, a text, a list of texts, or a folder of these.
+
+    A `.json` file that is a log of a known format is read as one. With `format` everything is read as such a log.
+    """
+    from slea_llm.logs.reading import LogReader, is_log
+
+    if path.is_dir() and format is None:
         files = sorted(p for p in path.iterdir() if p.suffix in (*TEXT_SUFFIXES, ".json", ".jsonl"))
         if not files:
             raise ConfigError(f"{path} holds no .jsonl log and no .txt, .md or .json text")
         for file in files:
-            yield from read_turns(file)
-    elif path.suffix in TEXT_SUFFIXES:
+            yield from read_turns(file, strict=strict)
+    elif path.suffix in TEXT_SUFFIXES and format is None:
         yield path.name, Turn(index=0, context=(), text=_read(path))
-    elif path.suffix == ".json":
+    elif path.suffix == ".json" and format is None and not is_log(path, besides=TEXT_FORMATS):
         yield from _listed(path)
     else:
-        from slea_llm.cli.score import read_logs
-
-        yield from ((trajectory.id, turn) for trajectory in read_logs(path) for turn in trajectory.turns)
+        reader = LogReader(path, format=format, strict=strict)
+        yield from ((trajectory.id, turn) for trajectory in reader for turn in trajectory.turns)
+        if reader.fault_count:
+            for line in reader.lines():
+                sys.stderr.write(line + "\n")
 
 
 def _listed(path: Path) -> Iterator[tuple[str, Turn]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from slea_llm.cli import compose
 from slea_llm.cli.arguments import add_recipe, read_recipe
 from slea_llm.cli.output import say
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             model=recipe.model,
             rollout=recipe.rollout,
             trainer=recipe.trainer,
-            streams=len(recipe.streams),
+            streams=len(compose.heads(recipe)),
             engine=recipe.generation.name,
         )
         say("memory of one process, without sharding:")

@@ -21,10 +21,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise ConfigError(f"{arguments.output} exists already; give another name")
     from slea_llm.cli.play import played_tasks
+    from slea_llm.referee import blame_line
+    from slea_llm.rollout import FailedEpisodesError
     from slea_llm.storage import write_trajectories
 
-    trajectories = played_tasks(recipe, arguments.adapter)
+    try:
+        trajectories = played_tasks(recipe, arguments.adapter)
+    except FailedEpisodesError as error:
+        write_trajectories(arguments.output, error.trajectories)
+        say(f"all {len(error.trajectories)} dialogues, the broken ones included, are in {arguments.output}")
+        raise
     write_trajectories(arguments.output, trajectories)
     failed = sum(trajectory.failed for trajectory in trajectories)
+    say(blame_line(trajectories))
     say(f"{len(trajectories)} dialogues, {failed} of them failed, in {arguments.output}")
     return 0

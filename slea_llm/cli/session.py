@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slea_llm.adjudication import Playing, RefereedRollout
 from slea_llm.cli import compose
 from slea_llm.config import Recipe, component_config
 from slea_llm.continuations import BranchingPlay, PolicyPlayer
@@ -33,11 +34,13 @@ class Session:
     recipe: Recipe
     environment: Environment
     user: SimulatedUser
+    chat_models: compose.ChatModels
     tokenizer: PreTrainedTokenizerFast
     chat: ChatTokenizer
     generator: Generator
-    rollout: Rollout
-    panel_rollout: Rollout
+    plain_rollout: Rollout
+    rollout: Playing
+    panel_rollout: Playing
     template: str
 
     @property
@@ -47,7 +50,7 @@ class Session:
         return BranchingPlay(
             self.environment,
             self.user,
-            PolicyPlayer(self.rollout, self.chat.heard),
+            PolicyPlayer(self.plain_rollout, self.chat.heard),
             max_turns=settings.max_turns,
             concurrency=settings.concurrency,
             deadline_s=settings.deadline_s,
@@ -74,26 +77,32 @@ def open_session(recipe: Recipe, *, seed_offset: int = 0) -> Session:
     chat = chat_of(recipe)
     template = chat.check()
     generator = start_generator(recipe, chat, seed=recipe.run.seed + seed_offset)
-    user = compose.user(recipe)
+    chat_models = compose.ChatModels()
+    user = compose.user(recipe, chat_models)
+    referee = compose.referee(recipe, chat_models)
     settings, name = recipe.rollout, recipe.environment.name
+    rollout = Rollout(environment, user, generator, chat, settings, environment_name=name, seed=recipe.run.seed)
+    panel_rollout = Rollout(
+        environment,
+        user,
+        generator,
+        chat,
+        settings,
+        environment_name=name,
+        seed=recipe.evaluation.panel_seed + recipe.run.seed,
+        greedy=recipe.evaluation.temperature == 0,
+    )
     return Session(
         recipe=recipe,
         environment=environment,
         user=user,
+        chat_models=chat_models,
         tokenizer=tokenizer,
         chat=chat,
         generator=generator,
-        rollout=Rollout(environment, user, generator, chat, settings, environment_name=name, seed=recipe.run.seed),
-        panel_rollout=Rollout(
-            environment,
-            user,
-            generator,
-            chat,
-            settings,
-            environment_name=name,
-            seed=recipe.evaluation.panel_seed + recipe.run.seed,
-            greedy=recipe.evaluation.temperature == 0,
-        ),
+        plain_rollout=rollout,
+        rollout=RefereedRollout(rollout, referee),
+        panel_rollout=RefereedRollout(panel_rollout, referee),
         template=template.line(recipe.rollout.thoughts),
     )
 

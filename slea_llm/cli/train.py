@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from slea_llm.cli.session import Session
-    from slea_llm.collection import Observer, Rank
+    from slea_llm.collection import Log, Observer, Rank
+    from slea_llm.crediting import Crediting
     from slea_llm.evaluation import EvaluationReport
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.scoring import Scorer
@@ -58,37 +60,45 @@ class TrainingRun:
 
     def __init__(self, recipe: Recipe, accelerator: Accelerator) -> None:
         from slea_llm.collection import Rank
+        from slea_llm.step_values import StepValues
 
+        self._values = StepValues()
         self._recipe, self._accelerator = recipe, accelerator
         self._output = Path(recipe.run.output_dir)
         self._rank: Rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
 
     def run(self, *, resume: bool, until: int | None) -> None:
+        from slea_llm.cli import compose
         from slea_llm.cli.session import open_session
         from slea_llm.models.policy import build
+        from slea_llm.storage import ScoredLog
 
         recipe = self._recipe
         session = open_session(recipe, seed_offset=self._rank.index)
         if self._accelerator.is_main_process:
             say(session.template)
-        try:
+        with ExitStack() as stack:
+            stack.callback(session.generator.close)
             model = build(
-                recipe.model, streams=list(recipe.streams), temperature=recipe.rollout.temperature, seed=recipe.run.seed
+                recipe.model,
+                streams=compose.heads(recipe),
+                temperature=recipe.rollout.temperature,
+                seed=recipe.run.seed,
             )
-            trainer = self._trainer(session, model)
+            log = stack.enter_context(ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"))
+            trainer = self._trainer(session, model, log)
             if resume:
                 self._resume(trainer)
             trainer.run(until=until)
             if trainer.iteration == recipe.trainer.iterations:
                 self._evaluate(session, "after", trainer.policy_version)
+            self._say_values()
             self._say_memory()
-        finally:
-            session.generator.close()
 
-    def _trainer(self, session: Session, model: PolicyCritic) -> Trainer:
+    def _trainer(self, session: Session, model: PolicyCritic, log: Log) -> Trainer:
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
-        from slea_llm.storage import ScoredLog
+        from slea_llm.step_values import ValuedCrediting
         from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
         recipe = self._recipe
@@ -101,20 +111,25 @@ class TrainingRun:
             elif every and iteration % every == 0:
                 self._evaluate(session, f"iteration {iteration}", policy_version)
 
-        scorer = compose.scorer(recipe, chat=session.chat, available={"continuations": session.continuations})
+        scorer = compose.scorer(
+            recipe,
+            chat=session.chat,
+            available={"continuations": session.continuations, "chat_models": session.chat_models},
+        )
         for gate in scorer.gates().values():
             if main:
                 say(gate.line)
+        crediting = compose.crediting(recipe)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
             scorer=scorer,
             settings=recipe.rollout,
             seed=recipe.run.seed,
-            log=ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"),
+            log=log,
             rank=self._rank,
             before=before,
-            observers=self._observers(scorer),
+            observers=self._observers(scorer, crediting),
         )
         losses = compose.losses(recipe)
         return Trainer(
@@ -124,7 +139,7 @@ class TrainingRun:
             Parts(
                 losses=losses,
                 collector=collector,
-                crediting=compose.crediting(recipe),
+                crediting=ValuedCrediting(crediting, self._values),
                 generator=session.generator,
             ),
             accelerator=self._accelerator,
@@ -139,29 +154,45 @@ class TrainingRun:
             ),
         )
 
-    def _observers(self, scorer: Scorer) -> dict[str, Observer]:
-        """Learnt evaluators that are refitted while the run goes on."""
+    def _observers(self, scorer: Scorer, crediting: Crediting) -> dict[str, Observer]:
+        """Learnt evaluators and augmenters that are fitted while the run goes on."""
         from accelerate.utils import gather_object
 
         from slea_llm.cotraining import Cotraining
         from slea_llm.evaluators.reward_model import RewardModel
+        from slea_llm.interfaces import Fittable
+        from slea_llm.refitting import Refitting
 
         def gather(own: list[Any]) -> list[Any]:
             everyone: list[Any] = gather_object(own)
             return everyone
 
-        return {
-            one.name: Cotraining(
-                one,
-                folder=self._output / "evaluators" / one.name,
-                main=bool(self._accelerator.is_main_process),
-                gather=gather,
-                seed=self._recipe.run.seed,
-                report=say,
-            )
+        main, seed = bool(self._accelerator.is_main_process), self._recipe.run.seed
+        evaluators, augmenters = self._output / "evaluators", self._output / "augmenters"
+        refitted: dict[str, Observer] = {
+            one.name: Cotraining(one, folder=evaluators / one.name, main=main, gather=gather, seed=seed, report=say)
             for one in scorer.evaluators
             if isinstance(one, RewardModel) and one.config.refresh_every
         }
+        return refitted | {
+            one.name: Refitting(one, folder=augmenters / one.name, main=main, gather=gather, seed=seed, report=say)
+            for one in crediting.augmenters
+            if isinstance(one, Fittable) and one.refresh_every
+        }
+
+    def _say_values(self) -> None:
+        """The steps that this run's advantages valued most and least, over all processes."""
+        from accelerate.utils import gather_object
+
+        from slea_llm.step_values import StepValues
+
+        everyone = gather_object([self._values.sums])
+        if self._accelerator.is_main_process:
+            whole = StepValues()
+            for sums in everyone:
+                whole.merge(sums)
+            for line in whole.lines():
+                say(line)
 
     def _say_memory(self) -> None:
         from slea_llm.distributed import AcceleratorReducer

@@ -43,7 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
             prepare_folder(scratch, fresh=arguments.fresh)
             model = _make_tiny(recipe, warm.from_scratch, environment, user, scratch)
         chat = ChatTokenizer(load_tokenizer(model), thoughts=recipe.rollout.thoughts, stop_ids=load_stop_ids(model))
-        report = warm_start(environment, user, chat, model, warm, output, seed=recipe.run.seed)
+        report = warm_start(
+            environment,
+            user,
+            chat,
+            model,
+            warm,
+            output,
+            seed=recipe.run.seed,
+            max_turns=recipe.rollout.max_turns,
+        )
     say(report.line())
     return 0
 

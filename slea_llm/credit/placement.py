@@ -5,7 +5,7 @@ Boundaries come from the spans alone. Reading them off non-zero rewards loses ev
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,13 +25,17 @@ class PlacedTurn(NamedTuple):
 
 
 class PlacedStep(NamedTuple):
-    """Leaf step `key` = (turn, step) holds the sampled tokens `[start, end)`; its reward sits on token `earner`."""
+    """Leaf step `key` = (turn, step) holds the sampled tokens `[start, end)`; its reward sits on token `earner`.
+
+    `outermost` is the index of the step that it refines at last, its own where it refines none.
+    """
 
     key: tuple[int, int]
     kind: StepKind
     start: int
     end: int
     earner: int
+    outermost: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ def lay_out(scored: ScoredTrajectory) -> Layout:
         if step.turn not in leaves:
             raise CreditError(f"trajectory {trajectory.id}: step {step.turn}.{step.index} is in no turn of it")
         leaves[step.turn].append(step)
+    outermost = _outermost(scored.steps)
     turns: list[PlacedTurn] = []
     steps: list[PlacedStep] = []
     position = 0
@@ -75,7 +80,8 @@ def lay_out(scored: ScoredTrajectory) -> Layout:
                 )
             end = position + span.end - span.start
             earner = end - 1 if end > start else start
-            steps.append(PlacedStep((step.turn, step.index), step.kind, position, end, earner))
+            key = (step.turn, step.index)
+            steps.append(PlacedStep(key, step.kind, position, end, earner, outermost[key]))
             position, expected = end, span.end
         if expected != turn.span.end:
             raise CreditError(
@@ -84,6 +90,20 @@ def lay_out(scored: ScoredTrajectory) -> Layout:
             )
         turns.append(PlacedTurn(turn.index, start, position))
     return Layout(trajectory_id=trajectory.id, tokens=position, turns=tuple(turns), steps=tuple(steps))
+
+
+def _outermost(steps: Sequence[Step]) -> dict[tuple[int, int], int]:
+    """`(turn, step) -> index of its outermost ancestor`; a parent must stand before its children."""
+    found: dict[tuple[int, int], int] = {}
+    for step in steps:
+        above = (step.turn, step.parent) if step.parent is not None else None
+        if above is not None and above not in found:
+            raise CreditError(
+                f"trajectory {step.trajectory_id}: step {step.turn}.{step.index} refines step {step.parent}, which "
+                "does not stand before it"
+            )
+        found[step.turn, step.index] = step.index if above is None else found[above]
+    return found
 
 
 def unscored_steps(scored: ScoredTrajectory, evaluator: str) -> set[tuple[int, int]]:

@@ -14,7 +14,16 @@ from typing import Any, ClassVar, Literal
 
 from slea_llm import prompts
 from slea_llm.environments.order_taking_agents import Idler, OrderExpert
-from slea_llm.environments.order_taking_language import SLOTS, TOOL, Call, Language, calls, spoken
+from slea_llm.environments.order_taking_draws import (
+    add_events,
+    draw_misstated,
+    draw_order,
+    draw_together,
+    draw_vague,
+    draw_volunteers,
+)
+from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language, Understanding
+from slea_llm.environments.speech import Call, calls, spoken
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 
@@ -23,8 +32,6 @@ REWARDS: MappingProxyType[Termination, float] = MappingProxyType({"success": 10.
 
 LONGEST_EXPERT = 10
 """Turns of the expert at worst: 5 questions, 2 vague answers, read-back, read-back of the corrected order, the call."""
-
-MAX_VAGUE = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +44,9 @@ class _Progress:
     asked: dict[str, int] = field(default_factory=dict)
     last_filled: list[str] = field(default_factory=list)
     pending: dict[str, str] = field(default_factory=dict)
+    sold_out: list[str] = field(default_factory=list)
+    suggested: list[str] = field(default_factory=list)
+    advice: bool = False
     placed: bool = False
     ended: bool = False
 
@@ -58,11 +68,20 @@ class OrderTaking:
         """Share of slots about which the user is vague when first asked; in [0, 1]."""
         agent_writes_values: bool = False
         """The order is what the agent writes into the call, instead of what the tracker noted down."""
+        undecided_share: float = 0.0
+        """Share of users who want a dish recommended, and may refuse the first; in [0, 1]."""
+        sold_out_share: float = 0.0
+        """Share of the other users whose first dish is sold out, which the kitchen says when it is named; in [0, 1]."""
+        change_share: float = 0.0
+        """Share of users who change their mind about a value they have told, unasked; in [0, 1]."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some orders need {LONGEST_EXPERT} turns")
-            for name in ("misstated_share", "vague_share"):
+            # A suggestion that is refused and another; the news and the second choice; the read-back of a change.
+            more = 2 * (self.undecided_share > 0) or 1 * (self.sold_out_share > 0)
+            longest = LONGEST_EXPERT + more + (self.change_share > 0)
+            if self.max_turns < longest:
+                raise ConfigError(f"max_turns is {self.max_turns}; some orders need {longest} turns")
+            for name in ("misstated_share", "vague_share", "undecided_share", "sold_out_share", "change_share"):
                 if not 0.0 <= getattr(self, name) <= 1.0:
                     raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
 
@@ -78,17 +97,25 @@ class OrderTaking:
     def task(self, seed: int) -> Task:
         rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
         code = rng.choice(sorted(self._languages))
-        order = _draw_order(rng, self._languages[code])
+        order = draw_order(rng, self._languages[code])
         user = {
             "values": order,
-            "volunteers": _draw_volunteers(rng),
-            "together": _draw_together(rng, list(order)),
-            "vague": _draw_vague(rng, list(order), self.config.vague_share),
-            "misstated": _draw_misstated(rng, order, self._languages[code], self.config.misstated_share),
+            "volunteers": draw_volunteers(rng),
+            "together": draw_together(rng, list(order)),
+            "vague": draw_vague(rng, list(order), self.config.vague_share),
+            "misstated": draw_misstated(rng, order, self._languages[code], self.config.misstated_share),
             "patience": rng.choice((2, 2, 3, 3)),
             "wording": f"order_taking/user.{code}.yaml",
         }
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal={"order": order, "user": user}, language=code)
+        goal: dict[str, Any] = {"order": order, "user": user}
+        if self._options:
+            # Draws of their own, so that an option leaves all other draws of a task as they are.
+            add_events(random.Random(f"{self.name}/{seed}/events"), goal, self._languages[code], self.config)  # noqa: S311
+        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal=goal, language=code)
+
+    @property
+    def _options(self) -> bool:
+        return bool(self.config.undecided_share or self.config.sold_out_share or self.config.change_share)
 
     def start(self, task: Task) -> OrderEpisode:
         return self._episode(task, _Progress())
@@ -123,6 +150,7 @@ class OrderTaking:
             language=self._languages[task.language],
             prompt=self._prompts[task.language],
             progress=progress,
+            options=self._options,
         )
 
 
@@ -130,9 +158,19 @@ class OrderEpisode:
     """One dialogue. Replies are understood by patterns; `{order}` in a reply is what the tracker has noted down."""
 
     def __init__(
-        self, task: Task, *, config: OrderTaking.Config, language: Language, prompt: prompts.Prompt, progress: _Progress
+        self,
+        task: Task,
+        *,
+        config: OrderTaking.Config,
+        language: Language,
+        prompt: prompts.Prompt,
+        progress: _Progress,
+        options: bool = False,
     ) -> None:
         self._goal: Mapping[str, str] = task.goal["order"]
+        self._undecided: Sequence[str] = task.goal.get("undecided", ())
+        self._sold_out: Sequence[str] = task.goal.get("sold_out", ())
+        self._options = options
         self._config = config
         self._language = language
         self._prompt = prompt
@@ -144,12 +182,16 @@ class OrderEpisode:
         slots = self._language.slot_list(self._goal)
         values = {"slots": slots, "call": wording["call" + ending], "call_rule": wording["call_rule" + ending]}
         text = self._prompt.render(**{name: values[name] for name in self._prompt.fields})
+        if self._options:
+            text = f"{text} {wording['options'].format(dish=self._language.dishes[0])}"
         return (Message(role="system", content=text),)
 
     def state(self) -> State:
         progress = self._progress
         required = list(self._goal)
+        events = {"sold_out": list(progress.sold_out), "suggested": list(progress.suggested), "advice": progress.advice}
         return {
+            **(events if self._options else {}),
             "language": self._language.code,
             "required": required,
             "filled": {slot: progress.filled[slot] for slot in required if slot in progress.filled},
@@ -181,7 +223,19 @@ class OrderEpisode:
     def user_says(self, text: str, *, leaving: bool = False) -> Outcome:
         self._check_open()
         self._note(text)
-        return self._end("user_left") if leaving else Outcome()
+        return self._end("user_left") if leaving else Outcome(messages=self._news())
+
+    def _news(self) -> tuple[Message, ...]:
+        """What the kitchen says of a dish that the user has just named."""
+        progress = self._progress
+        dish = progress.filled.get("dish")
+        if dish is None or dish not in self._sold_out:
+            return ()
+        progress.filled = {slot: value for slot, value in progress.filled.items() if slot != "dish"}
+        progress.confirmed = [slot for slot in progress.confirmed if slot != "dish"]
+        progress.sold_out = list(dict.fromkeys([*progress.sold_out, dish]))
+        text = self._language.notices["sold_out"].format(value=dish)
+        return (Message(role="tool", content=text, name="kitchen"),)
 
     def _take_words(self, reply: str) -> Outcome:
         progress = self._progress
@@ -189,17 +243,31 @@ class OrderEpisode:
         for slot in understood.asks:
             progress.asked[slot] = progress.asked.get(slot, 0) + 1
         progress.pending = dict(understood.reads_back)
-        return Outcome(to_user=True, acts={**asdict(understood), "places": False})
+        if dish := understood.suggests.get("dish"):
+            progress.suggested = list(dict.fromkeys([*progress.suggested, dish]))
+        acts = asdict(understood)
+        return Outcome(to_user=True, acts={**acts, "unavailable": self._unavailable(understood), "places": False})
+
+    def _unavailable(self, understood: Understanding) -> dict[str, str]:
+        """The dish that the agent truly says to be sold out: the one it names, or else the last that is."""
+        sold_out = self._progress.sold_out
+        named = understood.regretted.get("dish", sold_out[-1] if sold_out else "")
+        return {"dish": named} if understood.regrets and named in sold_out else {}
 
     def _take_call(self, call: Call) -> Outcome:
-        acts = {"heard": "", "asks": (), "reads_back": {}, "recommends": (), "places": False}
+        acts: dict[str, Any] = {"heard": "", "asks": (), "reads_back": {}, "recommends": (), "places": False}
         if call.arguments is None or call.name != TOOL:
             kind = "malformed" if call.arguments is None else "unknown"
             message = Message(role="tool", content=self._language.tool_errors[kind], name=TOOL)
             return Outcome(messages=(message,), acts=acts)
         self._progress.placed = True
-        right = self._order(call.arguments) == dict(self._goal)
+        right = self._order(call.arguments) == self._wanted()
         return self._end("success" if right else "failure", acts={**acts, "places": True})
+
+    def _wanted(self) -> dict[str, str]:
+        """The hidden goal; of what the user was undecided about, what they took in the end."""
+        taken = {slot: self._progress.filled.get(slot, "") for slot in self._undecided}
+        return {**self._goal, **taken}
 
     def _order(self, arguments: Mapping[str, Any]) -> Mapping[str, str | None]:
         """The order as placed; a value that is none of its slot is None."""
@@ -222,6 +290,7 @@ class OrderEpisode:
             confirmed |= heard_right - set(changed)
         progress.confirmed = [slot for slot in SLOTS if slot in confirmed]
         progress.pending = {}
+        progress.advice = self._options and self._language.asks_advice(text)
 
     def _end(self, termination: Termination, acts: Mapping[str, Any] | None = None) -> Outcome:
         self._progress.ended = True
@@ -234,50 +303,3 @@ class OrderEpisode:
 
 def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict | list) else value
-
-
-def _draw_order(rng: random.Random, language: Language) -> dict[str, str]:
-    wanted = {"dish", "quantity", "address"}
-    wanted |= {slot for slot, share in (("time", 0.5), ("phone", 0.4)) if rng.random() < share}
-    return {slot: _draw_value(rng, slot, language) for slot in SLOTS if slot in wanted}
-
-
-def _draw_value(rng: random.Random, slot: str, language: Language) -> str:
-    if slot == "dish":
-        return rng.choice(language.dishes)
-    if slot == "quantity":
-        return rng.choice(language.quantities)
-    if slot == "address":
-        return language.address(number=rng.randint(1, 60), street=rng.choice(language.streets))
-    if slot == "time":
-        return f"{rng.randint(11, 21)}:{rng.choice(('00', '15', '30', '45'))}"
-    return f"555-01{rng.randint(0, 99):02d}"
-
-
-def _draw_volunteers(rng: random.Random) -> list[str]:
-    """What the user tells at the opening: nothing, or the start of its order."""
-    choices = ((), ("dish",), ("dish", "quantity"), ("address",), ("dish", "address"), ("dish", "quantity", "address"))
-    return list(rng.choices(choices, weights=(30, 25, 20, 5, 10, 10))[0])
-
-
-def _draw_together(rng: random.Random, slots: Sequence[str]) -> dict[str, list[str]]:
-    """Slots that the user tells along with the one that was asked for."""
-    together = {slot: [rng.choice([other for other in slots if other != slot])] for slot in slots}
-    return {slot: others for slot, others in together.items() if rng.random() < 0.2}
-
-
-def _draw_vague(rng: random.Random, slots: Sequence[str], share: float) -> dict[str, int]:
-    vague = [slot for slot in slots if rng.random() < share]
-    return dict.fromkeys(vague[:MAX_VAGUE], 1)
-
-
-def _draw_misstated(rng: random.Random, order: Mapping[str, str], language: Language, share: float) -> dict[str, str]:
-    """One slot, rarely two, with another value of its kind."""
-    if rng.random() >= share:
-        return {}
-    wrong: dict[str, str] = {}
-    for slot in rng.sample(list(order), k=2 if rng.random() < 0.2 else 1):
-        while (value := _draw_value(rng, slot, language)) == order[slot]:
-            pass
-        wrong[slot] = value
-    return wrong

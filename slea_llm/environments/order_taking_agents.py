@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language
+from slea_llm.environments.speech import call_text
 from slea_llm.errors import ConfigError
 from slea_llm.types import Message, State
 
 
 def place_call(arguments: Mapping[str, str]) -> str:
     """The structured call that places the order."""
-    call = {"name": TOOL, "arguments": dict(arguments)}
-    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+    return call_text(TOOL, arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,18 @@ class OrderExpert:
         if rng.random() < self.error_rate:
             return self._say(rng.choice(self._errors(state, rng)), state, rng)
         if state["missing"]:
-            return self._say(state["missing"][0], state, rng)
+            return self._say(self._next(state), state, rng)
         return self._say("read_back" if state["unconfirmed"] else "place", state, rng)
+
+    @staticmethod
+    def _next(state: State) -> str:
+        """How to come by the first slot that is missing: by a question, or by an offer where one is due."""
+        slot: str = state["missing"][0]
+        if slot != "dish":
+            return slot
+        if state.get("advice") or state.get("suggested"):
+            return "recommend"
+        return "sold_out" if state.get("sold_out") else slot
 
     @staticmethod
     def _errors(state: State, rng: random.Random) -> list[str]:
@@ -64,6 +73,9 @@ class OrderExpert:
             said = place_call(state["filled"] if self.writes_values else {})
         else:
             said = rng.choice(entry["replies"])
+        if act == "recommend":
+            tried = {*state["suggested"], *state["sold_out"]}
+            said = said.format(dish=rng.choice([dish for dish in language.dishes if dish not in tried]))
         return f"<think>{_tracked(state, language)}{wording['gap']}{entry['thought']}</think>{said}"
 
 

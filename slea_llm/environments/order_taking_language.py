@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +10,12 @@ from typing import Any
 import yaml
 
 from slea_llm import assets
+from slea_llm.environments.speech import normal
 from slea_llm.wording import fragments
 
 SLOTS: tuple[str, ...] = ("dish", "quantity", "address", "time", "phone")
 TOOL = "place_order"
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _SENTENCE = re.compile(r"[^.!?。;\n]+[.!?。;\n]*")
 _PLACEHOLDER = re.compile(r"\{(order|" + "|".join(SLOTS) + r")\}")
 _PHONE = re.compile(r"(?<!\d)(\d{3})[- ]?(\d{4})(?!\d)")
@@ -30,53 +27,17 @@ _TIME = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A tool call found in a reply; `arguments` is None when the call is not valid JSON of the agreed shape."""
-
-    name: str
-    arguments: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Understanding:
-    """What a spoken reply does. `reads_back` holds the values that the user hears, by slot."""
+    """What a spoken reply does. `reads_back` holds the values that the user hears, by slot; `suggests` those that it
+    recommends; `regrets` says that something is not to be had, and `regretted` holds what it names of that."""
 
     heard: str
     asks: tuple[str, ...]
     reads_back: Mapping[str, str]
     recommends: tuple[str, ...]
-
-
-def normal(text: str) -> str:
-    """The text as patterns see it: full-width forms folded, lower case."""
-    return unicodedata.normalize("NFKC", text).lower()
-
-
-def spoken(text: str) -> str:
-    """A reply without its thought; a thought that was cut before its closing tag leaves nothing to say.
-
-    A closing tag without an opening one (the template wrote it into the prompt) ends a thought too.
-    """
-    head, closing, tail = text.partition("</think>")
-    if closing and "<think>" not in head:
-        text = tail
-    return _THOUGHT.sub("", text).strip()
-
-
-def calls(reply: str) -> tuple[Call, ...]:
-    """The structured calls in a reply whose thought is removed."""
-    return tuple(_call(match.group(1)) for match in _CALL.finditer(reply))
-
-
-def _call(source: str) -> Call:
-    try:
-        document = json.loads(source)
-    except (ValueError, RecursionError):  # ValueError: also a number of too many digits
-        return Call(name="", arguments=None)
-    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        return Call(name="", arguments=None)
-    arguments = document.get("arguments", {})
-    return Call(name=document["name"], arguments=arguments if isinstance(arguments, dict) else None)
+    suggests: Mapping[str, str]
+    regrets: bool
+    regretted: Mapping[str, str]
 
 
 class Language:
@@ -93,6 +54,7 @@ class Language:
         self.separator: str = self._data["separator"]
         self.tool_errors: Mapping[str, str] = self._data["tool_errors"]
         self.prompt: Mapping[str, str] = self._data["prompt"]
+        self.notices: Mapping[str, str] = self._data["notices"]
         self.agents: Mapping[str, Any] = self._data["agents"]
         self._read_back = {slots: (form,) for slots, form in self._data["read_back"].items()}
         self._compile()
@@ -123,7 +85,8 @@ class Language:
         patterns = data["understanding"]
         self._ask = {slot: re.compile(pattern) for slot, pattern in patterns["ask"].items()}
         self._cue = {
-            name: re.compile(patterns[name]) for name in ("request", "open", "recommend", "confirm", "affirm", "deny")
+            name: re.compile(patterns[name])
+            for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out")
         }
 
     def address(self, *, number: int, street: str) -> str:
@@ -187,10 +150,18 @@ class Language:
 
         heard = _PLACEHOLDER.sub(fill, reply)
         asks: set[str] = set()
+        suggests: dict[str, str] = {}
         recommends: set[str] = set()
+        regrets, regretted = False, {}
         stated: list[str] = []
         for sentence in _SENTENCE.findall(normal(_PLACEHOLDER.sub("\1", reply))):
+            if self._cue["sold_out"].search(sentence):
+                regrets = True
+                regretted.update(self.values(sentence, counted=True))
+                asks |= self._asked(sentence) if self._cue["request"].search(sentence) else set()
+                continue
             if self._cue["recommend"].search(sentence):
+                suggests.update(self.values(sentence, counted=True))
                 recommends.update(self.values(sentence, counted=True) or ("dish",))
                 continue
             stated.append(sentence)
@@ -203,7 +174,14 @@ class Language:
             asks=tuple(slot for slot in SLOTS if slot in asks and slot not in reads_back),
             reads_back={slot: reads_back[slot] for slot in SLOTS if slot in reads_back},
             recommends=tuple(slot for slot in SLOTS if slot in recommends),
+            suggests=suggests,
+            regrets=regrets,
+            regretted=regretted,
         )
+
+    def asks_advice(self, text: str) -> bool:
+        """Whether the user asks for a recommendation."""
+        return bool(self._cue["recommend"].search(normal(text)))
 
     def _asked(self, sentence: str) -> set[str]:
         choice = {slot for slot, values in self._named(sentence, counted=True).items() if len(values) > 1}

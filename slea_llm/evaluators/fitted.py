@@ -53,7 +53,7 @@ def examples(data: Sequence[ScoredTrajectory]) -> list[Example]:
     found = []
     for scored in data:
         trajectory = scored.trajectory
-        if not trajectory.failed and scored.steps:
+        if trajectory.termination not in ("error", "unknown") and scored.steps:
             group = str(trajectory.task.get("id", trajectory.id))
             made = tuple(moments(trajectory, scored.steps))
             found.append(Example(group=group, moments=made, success=trajectory.success))

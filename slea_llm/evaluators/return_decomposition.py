@@ -118,7 +118,7 @@ class ReturnDecomposition(FittedEvaluator):
         before, *values = (float(value) for value in self._model.predict(prefix_rows(made, self._size)))
         if self.config.start == "zero":
             before = 0.0
-        kept = trajectory.truncated or self.config.residual == "none"
+        kept = trajectory.truncated or trajectory.termination == "unknown" or self.config.residual == "none"
         outcome = values[-1] if kept else float(trajectory.success)
         residual: Literal["uniform", "last"] = "last" if self.config.residual == "last" else "uniform"
         scores = redistribute(values, outcome, start=before, residual=residual)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from slea_llm.annotations import check_keys
 from slea_llm.encoders import SentenceEncoder
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.evaluators.reward_model_features import Encoding, Prefixes, prefixes
@@ -19,22 +20,32 @@ from slea_llm.interfaces import StepEvaluator
 from slea_llm.storage import read_json_lines
 from slea_llm.types import Step, Trajectory, leaf_steps
 
-Source = Literal["hand", "heuristic", "mc_soft", "mc_hard", "outcome"]
+Source = Literal["hand", "override", "heuristic", "mc_soft", "mc_hard", "outcome"]
 SOURCES: tuple[str, ...] = get_args(Source)
 
-HEAD_OF: Mapping[str, int] = {"hand": 0, "heuristic": 0, "mc_hard": 0, "mc_soft": 1, "outcome": 1}
+HEAD_OF: Mapping[str, int] = {"hand": 0, "override": 0, "heuristic": 0, "mc_hard": 0, "mc_soft": 1, "outcome": 1}
 """0: was it a good step. 1: the chance of success after it; a share of continuations estimates just that."""
 
-DEFAULT_WEIGHT: Mapping[str, float] = {"hand": 1.0, "heuristic": 0.3, "mc_soft": 1.0, "mc_hard": 1.0, "outcome": 1.0}
+DEFAULT_WEIGHT: Mapping[str, float] = {
+    "hand": 1.0,
+    "override": 3.0,  # somebody saw a shortcut and said so: a hard example
+    "heuristic": 0.3,
+    "mc_soft": 1.0,
+    "mc_hard": 1.0,
+    "outcome": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLabel:
-    """A target in [0, 1] for one leaf step of one trajectory, with its weight (above 0)."""
+    """A target in [0, 1] for one leaf step of one trajectory, with its weight (above 0).
+
+    Without `step` it is about the last leaf step of the turn, without `turn` about the last one of the dialogue.
+    """
 
     trajectory: str
-    turn: int
-    step: int
+    turn: int | None
+    step: int | None
     source: Source
     target: float
     weight: float = 1.0
@@ -70,19 +81,16 @@ def soft_label_error(successes: int, n: int) -> float:
 
 
 def read_labels(path: Path) -> list[StepLabel]:
-    """Labels of a JSON-lines file: `trajectory`, `turn`, `step`, and `label` in [0, 1] or `successes` and `n`.
+    """Labels of a file of annotations (`slea_llm.annotations`): `label` in [0, 1], `successes` and `n`, or `override`.
 
-    `source` (default `hand`; with counts `mc_soft`) and `weight` may stand beside. Raises ConfigError naming the line.
+    An override above 0 says that the step is good, another that it is bad. `source` (default `hand`; with counts
+    `mc_soft`) and `weight` may stand beside. Raises ConfigError naming the line.
     """
     found = []
     for line in read_json_lines(path):
         place = f"{path}, line {line.number}"
         row = line.value
-        if not isinstance(row, dict):
-            raise ConfigError(f"{place}: expected an object, found {type(row).__name__}")
-        known = ("trajectory", "turn", "step", "label", "successes", "n", "source", "weight")
-        if odd := sorted(set(row) - set(known)):
-            raise ConfigError(f"{place}: unknown key {odd[0]!r}; known: {', '.join(known)}{nearest(odd[0], known)}")
+        check_keys(row, place)
         try:
             found.append(_label(row))
         except (KeyError, TypeError, ValueError) as error:
@@ -95,6 +103,8 @@ def read_labels(path: Path) -> list[StepLabel]:
 
 
 def _label(row: Mapping[str, Any]) -> StepLabel:
+    if "override" in row:
+        return _override(row)
     counted = "successes" in row or "n" in row
     if counted == ("label" in row):
         raise ValueError("give label, or successes and n")
@@ -107,17 +117,32 @@ def _label(row: Mapping[str, Any]) -> StepLabel:
     weight = float(row.get("weight", DEFAULT_WEIGHT.get(source, 1.0)))
     return StepLabel(
         trajectory=str(row["trajectory"]),
-        turn=int(row["turn"]),
-        step=int(row["step"]),
+        turn=_number(row, "turn"),
+        step=_number(row, "step"),
         source=source,
         target=target,
         weight=weight,
     )
 
 
+def _override(row: Mapping[str, Any]) -> StepLabel:
+    return StepLabel(
+        trajectory=str(row["trajectory"]),
+        turn=_number(row, "turn"),
+        step=_number(row, "step"),
+        source="override",
+        target=float(float(row["override"]) > 0),
+        weight=float(row.get("weight", DEFAULT_WEIGHT["override"])),
+    )
+
+
+def _number(row: Mapping[str, Any], key: str) -> int | None:
+    return None if row.get(key) is None else int(row[key])
+
+
 def outcome_labels(trajectory: Trajectory, steps: Sequence[Step]) -> list[StepLabel]:
-    """The outcome of the dialogue at every step; none for one that broke or was cut from outside."""
-    if trajectory.failed or trajectory.truncated:
+    """The outcome of the dialogue at every step; none for one that broke, was cut, or whose log says no outcome."""
+    if trajectory.failed or trajectory.truncated or trajectory.termination == "unknown":
         return []
     target = float(trajectory.success)
     return [
@@ -174,7 +199,7 @@ def examples(
                 f"label for trajectory {label.trajectory!r}, which is not in the logs"
                 f"{nearest(label.trajectory, places)}"
             )
-        place = places[label.trajectory].get((label.turn, label.step))
+        place = _find(label, places[label.trajectory])
         if place is None:
             raise ConfigError(
                 f"label for step {label.turn}.{label.step} of trajectory {label.trajectory!r}, which has no such leaf; "
@@ -189,9 +214,20 @@ def examples(
     return [_example(trajectory, row, *tables[trajectory.id]) for (trajectory, _), row in zip(kept, rows, strict=True)]
 
 
+def _find(label: StepLabel, places: Mapping[tuple[int, int], int]) -> int | None:
+    """The place of the step that a label is about: the last that fits, since what it leaves out means the last."""
+    fits = [
+        place
+        for (turn, step), place in places.items()
+        if label.turn in (None, turn) and (label.step is None or label.step == step)
+    ]
+    return max(fits, default=None)
+
+
 def _example(trajectory: Trajectory, row: Prefixes, sums: np.ndarray, weights: np.ndarray) -> Example:
     targets = np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
-    if weights[1:, 1].any() and not trajectory.truncated and not trajectory.failed:
+    settled = not trajectory.truncated and trajectory.termination not in ("error", "unknown")
+    if weights[1:, 1].any() and settled:
         # Before the first step stands the same dialogue: its outcome is what a start is worth.
         targets[0, 1], weights[0, 1] = float(trajectory.success), float(weights[1:, 1].max())
     return Example(

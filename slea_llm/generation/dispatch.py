@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from slea_llm.errors import GenerationError
-from slea_llm.types import Generation, GenerationRequest
 
 T = TypeVar("T")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+RequestIn = TypeVar("RequestIn", contravariant=True)
+ResultOut = TypeVar("ResultOut", covariant=True)
 
 # Passes of the event loop without a new request after which a batch counts as complete. Episodes that go on at the
 # same moment then always share a batch: its make-up, and with it float rounding, does not depend on timing.
 QUIET_PASSES = 8
 
 
-class Backend(Protocol):
+class Backend(Protocol[RequestIn, ResultOut]):
     """A sampler that works on many requests at once.
 
     A number may be stopped that is not known (any more); that does nothing.
     """
 
-    def advance(
-        self, starts: Sequence[tuple[int, GenerationRequest]], stops: Sequence[int]
-    ) -> list[tuple[int, Generation]]:
+    def advance(self, starts: Sequence[tuple[int, RequestIn]], stops: Sequence[int]) -> Sequence[tuple[int, ResultOut]]:
         """Take up new requests, drop the stopped ones, work for a moment, and return what finished.
 
         Called again as long as a request is unfinished. The event loop stands still meanwhile.
@@ -32,7 +33,7 @@ class Backend(Protocol):
         ...
 
 
-class Dispatcher:
+class Dispatcher(Generic[Request, Result]):
     """Feeds a Backend from coroutines: new requests join between two advances, whoever is finished leaves at once.
 
     An episode that waits for a slow user has no request here, so it delays nobody. An error of the backend fails
@@ -43,21 +44,21 @@ class Dispatcher:
     small model decodes at half its speed.
     """
 
-    def __init__(self, backend: Backend, *, name: str) -> None:
+    def __init__(self, backend: Backend[Request, Result], *, name: str) -> None:
         self._backend = backend
         self._name = name
-        self._waiting: dict[int, asyncio.Future[Generation]] = {}
-        self._starts: list[tuple[int, GenerationRequest]] = []
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._starts: list[tuple[int, Request]] = []
         self._stops: list[int] = []
         self._next = 0
         self._task: asyncio.Task[None] | None = None
         self._broken: str | None = None
 
-    async def sample(self, request: GenerationRequest) -> Generation:
+    async def sample(self, request: Request) -> Result:
         """Answer one request. Cancelling the caller drops the request."""
         self._check_alive()
         number, self._next = self._next, self._next + 1
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         self._starts.append((number, request))
         if self._task is None:
@@ -102,10 +103,10 @@ class Dispatcher:
             if not (self._waiting or stops):
                 return
             finished = self._backend.advance(starts, stops)
-            for number, generation in finished:
+            for number, result in finished:
                 future = self._waiting.pop(number, None)
                 if future is not None and not future.done():
-                    future.set_result(generation)
+                    future.set_result(result)
             passes = QUIET_PASSES if finished else 1
 
     async def _settle(self, passes: int) -> None:

@@ -50,6 +50,8 @@ class ValueLoss:
 
     def __call__(self, outputs: ModelOutputs, batch: Batch) -> LossValue:
         mask = batch.value_mask.unsqueeze(-1)
+        if batch.head_mask is not None:
+            mask = mask & batch.head_mask
         values, returns = masked(outputs.values, mask), masked(batch.returns, mask)
         error = (values - returns).square()
         worst = error

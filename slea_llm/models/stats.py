@@ -24,6 +24,7 @@ class _RowStats:
     proximal: np.ndarray  # (n,)
     reference: np.ndarray  # (n,)
     values: np.ndarray  # (n, S), before each sampled token
+    after: np.ndarray  # (n, S), after each sampled token
     last: np.ndarray  # (S,), after the row's last token
 
 
@@ -76,6 +77,7 @@ def sampler_stats(
                 proximal=proximal,
                 reference=np.full_like(proximal, np.nan),
                 values={stream: np.zeros(len(proximal) + 1) for stream in streams},
+                after={stream: np.zeros(len(proximal)) for stream in streams},
                 policy_version=trajectory.policy_version,
                 critic_version=critic_version,
             )
@@ -112,6 +114,7 @@ def _run(model: PolicyCritic, rows: Sequence[_Row], pad_id: int, reference: bool
                 proximal=logprobs[number, at],
                 reference=base[number, at],
                 values=after[number, at - 1],
+                after=after[number, at],
                 last=after[number, len(row.ids) - 1],
             )
         )
@@ -124,10 +127,12 @@ def _join(
     if not trajectory.sampled_tokens:
         raise ValueError(f"trajectory {trajectory.id} has no sampled token; logged text has no log-probabilities here")
     values = np.concatenate([part.values for part in parts] + [parts[-1].last[None]])
+    after = np.concatenate([part.after for part in parts])
     return TokenStats(
         proximal=np.concatenate([part.proximal for part in parts]),
         reference=np.concatenate([part.reference for part in parts]),
         values={stream: np.ascontiguousarray(values[:, column]) for column, stream in enumerate(streams)},
+        after={stream: np.ascontiguousarray(after[:, column]) for column, stream in enumerate(streams)},
         policy_version=policy_version,
         critic_version=critic_version,
     )

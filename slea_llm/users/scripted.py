@@ -9,8 +9,16 @@
 - `patience`: useless replies of the agent that it endures; the last of them makes it leave;
 - `wording`: its phrasings, or the name of a file in data/ that holds them (see data/order_taking/user.en.yaml).
 
-It reacts to `acts` alone: `asks` and `recommends` (slots), `reads_back` (slot -> value heard). A reply that does none
-of these, asks for what was told, asks for what nobody needs or reads back what was agreed already costs patience.
+Where a task needs more, it may also say:
+
+- `changes`: slots of `misstated` whose first value was meant and is taken back unasked, an answer after it was told;
+- `undecided`: slot -> how many suggestions it refuses before it takes one; its `values` entry is the empty text;
+- `accepts`: slot -> the one proposal that it finds to be right; `first`: slot -> the act that it must have heard before
+  it tells that slot; `welcomes`: act -> the phrasing with which it answers that act the first time.
+
+It reacts to `acts` alone: `asks` and `recommends` (slots), `reads_back` (slot -> value heard), `suggests`, `proposes`
+and `unavailable` (slot -> value), `does` (names of other acts). A reply that does none of these, asks for what was
+told, asks for what nobody needs, reads back what was agreed already or proposes what is wrong costs patience.
 """
 
 from __future__ import annotations
@@ -40,6 +48,15 @@ PHRASINGS: tuple[str, ...] = (
     "leave",
 )
 
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "changes": ("change",),
+    "undecided": ("undecided", "decline"),
+    "accepts": ("accept", "reject"),
+    "first": ("upset",),
+    "welcomes": (),
+}
+"""Entries that an agenda may have, and the phrasings that each needs."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
@@ -51,6 +68,9 @@ class _Memory:
     told: dict[str, str] = field(default_factory=dict)
     vague: dict[str, int] = field(default_factory=dict)
     agreed: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    heard: dict[str, bool] = field(default_factory=dict)
 
 
 class ScriptedUser:
@@ -74,7 +94,12 @@ class ScriptedUser:
 
     def start(self, task: Task, seed: int) -> ScriptedSession:
         agenda = _agenda(task)
-        memory = _Memory(seed=seed, patience=int(agenda["patience"]), vague=dict(agenda["vague"]))
+        memory = _Memory(
+            seed=seed,
+            patience=int(agenda["patience"]),
+            vague=dict(agenda["vague"]),
+            refusals=dict(agenda.get("undecided", {})),
+        )
         return self._session(task, memory)
 
     def restore(self, task: Task, snapshot: Mapping[str, Any]) -> ScriptedSession:
@@ -92,30 +117,37 @@ class ScriptedUser:
         return ScriptedSession(
             task,
             agenda=agenda,
-            wording=self._wording(agenda["wording"]),
+            wording=self._wording(agenda),
             memory=memory,
             answers_at_most=self.config.answers_at_most,
         )
 
-    def _wording(self, source: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    def _wording(self, agenda: Mapping[str, Any]) -> Mapping[str, Any]:
+        source: str | Mapping[str, Any] = agenda["wording"]
+        needed = [phrase for entry, phrases in OPTIONAL.items() if agenda.get(entry) for phrase in phrases]
+        needed += agenda.get("welcomes", {}).values()
         if not isinstance(source, str):
-            return _checked(source, "the task's own wording")
+            return _checked(source, needed, "the task's own wording")
         if source not in self._wordings:
             text = assets.find("data", source).read_text(encoding="utf-8")
-            self._wordings[source] = _checked(yaml.safe_load(text), source)
-        return self._wordings[source]
+            self._wordings[source] = yaml.safe_load(text)
+        return _checked(self._wordings[source], needed, source)
 
 
 def _agenda(task: Task) -> Mapping[str, Any]:
     agenda = task.goal.get("user")
     keys = {"values", "volunteers", "together", "vague", "misstated", "patience", "wording"}
-    if not isinstance(agenda, Mapping) or agenda.keys() != keys:
-        raise EpisodeError(f"task {task.id!r} has no agenda for a scripted user: goal['user'] needs {sorted(keys)}")
+    if not isinstance(agenda, Mapping) or not keys <= agenda.keys() <= keys | OPTIONAL.keys():
+        raise EpisodeError(
+            f"task {task.id!r} has no agenda for a scripted user: goal['user'] needs {sorted(keys)} and may have "
+            f"{sorted(OPTIONAL)}"
+        )
     return agenda
 
 
-def _checked(wording: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    missing = [name for name in (*PHRASINGS, "tell", "vague", "separator") if not wording.get(name)]
+def _checked(wording: Mapping[str, Any], needed: Sequence[str], source: str) -> Mapping[str, Any]:
+    missing = [name for name in (*PHRASINGS, "tell", "vague", "separator", *needed) if name not in wording]
+    missing += [name for name in (*PHRASINGS, "separator", *needed) if name in wording and not wording[name]]
     if missing:
         raise ConfigError(f"wording {source!r} of the scripted user lacks {', '.join(missing)}")
     return wording
@@ -134,11 +166,16 @@ class ScriptedSession:
         answers_at_most: int,
     ) -> None:
         self._task = task
-        self._values: Mapping[str, str] = agenda["values"]
         self._agenda = agenda
         self._wording = wording
         self._memory = memory
         self._answers_at_most = answers_at_most
+
+    @property
+    def _values(self) -> Mapping[str, str]:
+        """Slot -> the value that it wants, as far as it has made up its mind."""
+        values: Mapping[str, str] = self._agenda["values"]
+        return {**values, **self._memory.chosen} if self._memory.chosen else values
 
     async def opening(self) -> UserReply:
         rng = self._rng()
@@ -149,13 +186,21 @@ class ScriptedSession:
         del messages  # this user hears only what the environment understood
         rng = self._rng()
         texts: list[str] = []
+        second_thoughts = self._second_thoughts()
+        self._react_to_acts(acts.get("does", ()), texts, rng)
         useful = self._react_to_values(acts.get("reads_back", {}), texts, rng)
-        asked = [*acts.get("asks", ()), *(slot for slot in acts.get("recommends", ()) if slot not in self._memory.told)]
+        useful &= self._react_to_offers(acts, texts, rng)
+        recommended = [slot for slot in acts.get("recommends", ()) if slot not in self._memory.told]
+        # A suggestion that was just refused or taken is answered.
+        asked = [slot for slot in (*acts.get("asks", ()), *recommended) if slot not in self._answered(acts)]
         if asked:
             useful &= self._react_to_questions(list(dict.fromkeys(asked)), texts, rng)
         elif not texts:
             useful = False
             texts.append(self._phrase("useless", {}, rng))
+        if changed := {slot: value for slot, value in second_thoughts.items() if self._memory.told[slot] != value}:
+            self._memory.told.update(changed)
+            texts.append(self._phrase("change", changed, rng))
         if not useful:
             self._memory.patience -= 1
             if self._memory.patience <= 0:
@@ -165,8 +210,53 @@ class ScriptedSession:
     def snapshot(self) -> Mapping[str, Any]:
         return asdict(self._memory)
 
+    def provenance(self) -> Mapping[str, Any]:
+        """Who spoke: a script, whose words are its task's."""
+        return {"name": ScriptedUser.name}
+
     def reseed(self, seed: int) -> None:
         self._memory.seed = seed
+
+    def _second_thoughts(self) -> dict[str, str]:
+        """What it told before and takes back now."""
+        told, misstated = self._memory.told, self._agenda["misstated"]
+        return {s: self._values[s] for s in self._agenda.get("changes", ()) if told.get(s) == misstated[s]}
+
+    def _react_to_acts(self, acts: Sequence[str], texts: list[str], rng: random.Random) -> None:
+        """Answer what is welcome the first time that it is done, and remember what was done."""
+        for act in acts:
+            phrase = self._agenda.get("welcomes", {}).get(act)
+            if phrase is not None and act not in self._memory.heard:
+                texts.append(self._phrase(phrase, {}, rng))
+            self._memory.heard[act] = True
+
+    def _answered(self, acts: Mapping[str, Any]) -> set[str]:
+        """The slots of which it spoke when it took up an offer."""
+        refused = acts.get("suggests", {}).keys() & self._agenda.get("undecided", {}).keys()
+        return refused | set(acts.get("unavailable", {})) if refused or acts.get("unavailable") else set()
+
+    def _react_to_offers(self, acts: Mapping[str, Any], texts: list[str], rng: random.Random) -> bool:
+        """Take or refuse what is proposed, suggested or not to be had. False when a proposal was wrong."""
+        memory = self._memory
+        for slot, value in acts.get("suggests", {}).items():
+            if slot not in memory.refusals or slot in memory.told:
+                continue
+            if memory.refusals[slot] > 0:
+                memory.refusals[slot] -= 1
+                texts.append(self._phrase("decline", {}, rng))
+            else:
+                memory.chosen[slot] = memory.told[slot] = value
+                texts.append(self._phrase("answer", {slot: value}, rng))
+        gone = {s: self._values[s] for s, v in acts.get("unavailable", {}).items() if memory.told.get(s) == v}
+        if gone:
+            memory.told.update(gone)
+            texts.append(self._phrase("answer", gone, rng))
+        accepts: Mapping[str, str] = self._agenda.get("accepts", {})
+        proposed = {slot: value for slot, value in acts.get("proposes", {}).items() if slot in accepts}
+        right = all(accepts[slot] == value for slot, value in proposed.items())
+        if proposed:
+            texts.append(self._phrase("accept" if right else "reject", {}, rng))
+        return right
 
     def _react_to_values(self, heard: Mapping[str, str], texts: list[str], rng: random.Random) -> bool:
         """Correct what is wrong, else agree. False when everything heard had been agreed to before."""
@@ -193,9 +283,13 @@ class ScriptedSession:
         unneeded = [slot for slot in asked if slot not in self._values]
         again = {slot: self._memory.told[slot] for slot in asked if slot in self._memory.told}
         open_ = [slot for slot in asked if slot in self._values and slot not in again]
+        undecided = [slot for slot in open_ if slot in self._memory.refusals]
+        first: Mapping[str, str] = self._agenda.get("first", {})
+        locked = [slot for slot in open_ if slot in first and first[slot] not in self._memory.heard]
+        open_ = [slot for slot in open_ if slot not in locked and slot not in undecided]
         vague = [slot for slot in open_ if self._memory.vague.get(slot, 0) > 0]
         clear = [slot for slot in open_ if slot not in vague]
-        along = [other for slot in clear for other in self._agenda["together"].get(slot, ())]
+        along = [other for slot in clear for other in self._agenda["together"].get(slot, ()) if other not in first]
         told = self._tell([*clear, *(slot for slot in along if slot not in self._memory.told)])
         if told:
             texts.append(self._phrase("answer", told, rng))
@@ -206,7 +300,11 @@ class ScriptedSession:
             texts.append(self._phrase("again", again, rng))
         if unneeded:
             texts.append(self._phrase("unneeded", {}, rng))
-        return not again and not unneeded
+        if undecided:
+            texts.append(self._phrase("undecided", {}, rng))
+        if locked:
+            texts.append(self._phrase("upset", {}, rng))
+        return not again and not unneeded and not locked
 
     def _tell(self, slots: Sequence[str]) -> dict[str, str]:
         """Tell these slots, wrongly where the agenda says so, and remember it."""

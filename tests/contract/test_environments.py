@@ -16,8 +16,13 @@ from slea_llm.types import Message, State
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.dialogue import Played, play, resume
 
-SEEDS = 200
-NAMES = sorted(registry.ROWS["environment"])
+SEEDS = 40
+"""Of every language of every environment; tests/integration/test_environment_tasks.py plays a thousand."""
+
+ADAPTERS = {"gymnasium", "textworld", "verifiers"}
+"""Environments of other libraries, which make no tasks of their own; tests/unit/test_adapters.py plays them."""
+
+NAMES = sorted(registry.ROWS["environment"].keys() - ADAPTERS)
 LANGUAGES = ("en", "zh", "mixed")
 
 
@@ -89,10 +94,11 @@ def test_expert_succeeds_on_every_task(environment: Environment, user: ScriptedU
         played = play(environment, user, environment.expert(task), task, seed=seed + 1)
         assert played.termination == "success", f"task {task.id}: {played.messages}"
         assert played.outcome > 0
+        assert played.turns <= environment.config.max_turns  # type: ignore[attr-defined]
 
 
 def test_expert_that_errs_sometimes_fails(environment: Environment, user: ScriptedUser) -> None:
-    tasks = [environment.task(seed) for seed in range(60)]
+    tasks = [environment.task(seed) for seed in range(30)]
     ends = [play(environment, user, environment.expert(t, error_rate=1.0), t).termination for t in tasks]
     assert "failure" in ends or "user_left" in ends
 
@@ -107,7 +113,7 @@ def test_idler_and_say_only_agent_fail(environment: Environment, user: ScriptedU
 
 
 def test_same_seed_gives_the_same_dialogue(environment: Environment, user: ScriptedUser) -> None:
-    for seed in range(30):
+    for seed in range(10):
         task = environment.task(seed)
         assert task == environment.task(seed)
         agent = environment.expert(task, error_rate=0.5)
@@ -121,7 +127,7 @@ def test_user_seed_changes_the_words(environment: Environment, user: ScriptedUse
 
 
 def test_restore_at_each_turn_continues_identically(environment: Environment, user: ScriptedUser) -> None:
-    for seed in range(25):
+    for seed in range(6):
         task = environment.task(seed)
         agent = environment.expert(task, error_rate=0.4)
         whole = play(environment, user, agent, task, seed=seed)
@@ -136,7 +142,7 @@ def test_a_thousand_seeds_give_a_thousand_tasks(environment: Environment) -> Non
 
 
 def test_task_and_state_are_json(environment: Environment, user: ScriptedUser) -> None:
-    for seed in range(20):
+    for seed in range(8):
         task = environment.task(seed)
         assert json.loads(json.dumps(dict(task.goal))) == task.goal
         played = play(environment, user, environment.expert(task, error_rate=0.3), task)
@@ -154,6 +160,19 @@ def test_goal_is_hidden_until_the_user_tells_it(environment: Environment) -> Non
         assert hidden
         assert not hidden & set(public)
         assert not any(text in prompt for text in hidden if " " in text or not text.isascii())
+
+
+def test_snapshot_is_a_copy(environment: Environment, user: ScriptedUser) -> None:
+    """Playing on changes neither an earlier snapshot nor an episode that was restored from one."""
+    task = environment.task(2)
+    agent = environment.expert(task)
+    whole = play(environment, user, agent, task)
+    episode = environment.restore(task, json.loads(whole.snapshots[1][0]))
+    snapshot, state = episode.snapshot(), episode.state()
+    twin = environment.restore(task, snapshot)
+    twin.agent_says(agent.act(state, whole.messages))
+    assert episode.state() == state
+    assert json.dumps(snapshot) == json.dumps(episode.snapshot())
 
 
 def test_ended_episode_takes_nothing_more(environment: Environment) -> None:

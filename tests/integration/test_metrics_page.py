@@ -12,6 +12,7 @@ import pytest
 
 from slea_llm import registry
 from slea_llm.evaluation import EvaluationReport
+from slea_llm.health import RULES
 from slea_llm.interfaces import LossTerm
 from slea_llm.settings import TrainerSettings
 from tests.support import training
@@ -21,9 +22,10 @@ pytestmark = pytest.mark.integration
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PLACEHOLDERS = {
     r"asking/[\w/]+/(\w+)": r"asking/<component>/\1",
+    r"credit/paid/\w+": "credit/paid/<part>",
     r"credit/unscored/\w+": "credit/unscored/<evaluator>",
     r"credit/share/\w+": "credit/share/<part>",
-    r"credit/\w+/(advantage_\w+|explained_variance)": r"credit/<stream>/\1",
+    r"credit/\w+/(advantage_\w+|reward_max|explained_variance)": r"credit/<stream>/\1",
 }
 
 
@@ -58,6 +60,15 @@ def documented() -> list[str]:
 
 def test_every_metric_is_described_and_every_description_is_of_a_metric(emitted: set[str]) -> None:
     assert sorted(documented()) == sorted(emitted)
+
+
+def test_the_page_tells_every_alarm_with_its_threshold() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Alarms")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| **")]
+    assert [cells[0].strip(" *") for cells in rows] == [rule.name for rule in RULES]
+    for (_, when, meaning, mend), rule in zip(rows, RULES, strict=True):
+        assert f" {rule.threshold:g}" in when
+        assert (meaning.strip(), mend.strip()) == (rule.meaning, rule.mend)
 
 
 def test_the_page_names_every_field_of_an_evaluation() -> None:

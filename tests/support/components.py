@@ -15,11 +15,11 @@ from slea_llm.continuations import BranchingPlay, ScriptPlayer
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators import counterfactual, hindsight, return_decomposition
 from slea_llm.evaluators.fitted import Fitted
-from slea_llm.interfaces import Agent
+from slea_llm.interfaces import Agent, Fittable
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.rollout import play
 from slea_llm.scoring import Scorer
-from slea_llm.types import ScoredTrajectory, Task
+from slea_llm.types import ScoredTrajectory, Task, Termination
 from slea_llm.users.scripted import ScriptedUser
 
 FITS: Mapping[str, Callable[..., Fitted]] = {
@@ -36,7 +36,10 @@ def build(kind: str, name: str, **changes: Any) -> Any:
     settings = {**options(kind, name), **changes}
     # Through the recipe's own validation, so that lists and mappings become what the Config declares.
     cls, config = component_config(kind, ComponentSpec(name=name, **settings))
-    return cls(config, **given)
+    built = cls(config, **given)
+    if kind == "augmenter" and isinstance(built, Fittable):
+        built.load(fitted_augmenter(name, tuple(sorted(changes.items()))))
+    return built
 
 
 def options(kind: str, name: str) -> dict[str, Any]:
@@ -88,3 +91,31 @@ def fitted_folder(name: str) -> str:
     folder = Path(tempfile.mkdtemp(prefix="slea-fitted-")) / name
     FITS[name](orders(), seed=0).save(folder)
     return str(folder)
+
+
+def plain_orders(count: int) -> list[ScoredTrajectory]:
+    """Order dialogues whose end can be told from any state of them: 10 where a phone number is asked for, else -1."""
+    found = []
+    for one in orders(count):
+        played = one.trajectory
+        wins = "phone" in played.turns[0].state_before["required"]
+        reward = 10.0 if wins else -1.0
+        turns = (*(replace(turn, reward=0.0) for turn in played.turns[:-1]), replace(played.turns[-1], reward=reward))
+        ending: Termination = "success" if wins else "failure"
+        ended = replace(played, turns=turns, outcome=reward, termination=ending, error=None)
+        found.append(replace(one, trajectory=ended))
+    return found
+
+
+@cache
+def fitted_augmenter(name: str, changes: tuple[tuple[str, Any], ...] = ()) -> Path:
+    """A folder with a copy whose gate is open, judged on dialogues that it had not learnt from."""
+    component = registry.load("augmenter", name)
+    part = component(component.Config(**dict(changes)))
+    folder = Path(tempfile.mkdtemp(prefix="slea-fitted-"))
+    data = plain_orders(60)
+    for number, (known, fresh) in enumerate([((), data[:20]), (data[:20], data[20:])]):
+        part.fit(known, fresh, seed=number, folder=folder / str(number))
+        part.load(folder / str(number))
+    assert part.gate.open, part.gate.line
+    return folder / "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from slea_llm.types import (
     TRUNCATIONS,
+    Message,
     ScoredStep,
     ScoredTrajectory,
     Span,
@@ -40,8 +42,14 @@ def dialogue(
     row_a_turn: bool = False,
     prompt: int = 2,
     name: str = "t",
+    task: str = "a",
+    states: Sequence[str] | None = None,
 ) -> ScoredTrajectory:
-    """A scored dialogue of that shape; `prompt` unsampled tokens stand before every turn, one character is a token."""
+    """A scored dialogue of that shape; `prompt` unsampled tokens stand before every turn, one character is a token.
+
+    `states` are the public states before the turns, by default the number of the turn.
+    """
+    known = list(states) if states is not None else [str(number) for number in range(len(shape))]
     paid = list(rewards) if rewards is not None else [0.0] * len(shape)
     steps: list[Step] = []
     turns: list[Turn] = []
@@ -67,10 +75,19 @@ def dialogue(
             at += count
         mask.extend([True] * (at - start))
         span = TokenSpan(row, start, at)
-        turns.append(Turn(index=number, context=(), text="x" * (at - start), span=span, reward=paid[number]))
+        turns.append(
+            Turn(
+                index=number,
+                context=(Message(role="user", content=known[number]),),
+                text="x" * (at - start),
+                span=span,
+                reward=paid[number],
+                state_before={"known": known[number]},
+            )
+        )
     trajectory = Trajectory(
         id=name,
-        task={},
+        task={"id": task},
         environment="test",
         seed=0,
         policy_version=0,
@@ -118,8 +135,12 @@ def stats_of(
     *,
     after: float = 0.0,
     log_ratio: Sequence[float] | None = None,
+    said_after: Mapping[str, Sequence[float]] | None = None,
 ) -> TokenStats:
-    """Stats with these values a stream and `after` as the value after the last token; log-ratio to the reference."""
+    """Stats with these values a stream and `after` as the value after the last token; log-ratio to the reference.
+
+    `said_after`: the values after every token, by default those before the next one.
+    """
     n = scored.trajectory.sampled_tokens
     ratio = np.zeros(n) if log_ratio is None else np.asarray(log_ratio, np.float64)
     return TokenStats(
@@ -128,7 +149,58 @@ def stats_of(
         values={name: np.array([*numbers, after], np.float64) for name, numbers in values.items()},
         policy_version=0,
         critic_version=0,
+        after={name: np.array([*numbers[1:], after][:n], np.float64) for name, numbers in values.items()}
+        | {name: np.asarray(numbers, np.float64) for name, numbers in (said_after or {}).items()},
     )
+
+
+def spaced(scored: ScoredTrajectory, prompt: int, *, row_a_turn: bool) -> ScoredTrajectory:
+    """The same dialogue with `prompt` unsampled tokens before every turn, in one row or in one a turn."""
+    rows: list[list[bool]] = [] if row_a_turn else [[]]
+    turns: list[Turn] = []
+    moves: dict[int, tuple[int, int]] = {}
+    for turn in scored.trajectory.turns:
+        assert turn.span is not None
+        if row_a_turn:
+            rows.append([])
+        rows[-1].extend([False] * prompt)
+        start = len(rows[-1])
+        rows[-1].extend([True] * len(turn.span))
+        moves[turn.index] = (len(rows) - 1, start - turn.span.start)
+        turns.append(dataclasses.replace(turn, span=TokenSpan(len(rows) - 1, start, start + len(turn.span))))
+    steps = []
+    for step in scored.steps:
+        assert step.tokens is not None
+        row, by = moves[step.turn]
+        steps.append(dataclasses.replace(step, tokens=TokenSpan(row, step.tokens.start + by, step.tokens.end + by)))
+    traces = tuple(_trace(mask) for mask in rows)
+    trajectory = dataclasses.replace(scored.trajectory, turns=tuple(turns), traces=traces)
+    return dataclasses.replace(scored, trajectory=trajectory, steps=tuple(steps))
+
+
+def refined(scored: ScoredTrajectory, turn: int, first: int, last: int) -> ScoredTrajectory:
+    """The same dialogue with a step more, which the leaf steps `first` to `last` of a turn without parents refine."""
+    own = [step for step in scored.steps if step.turn == turn]
+    inside = own[first : last + 1]
+    rows = [step.tokens for step in inside if step.tokens is not None]
+    parent = dataclasses.replace(
+        inside[0],
+        text="".join(step.text for step in inside),
+        span=Span(inside[0].span.start, inside[-1].span.end),
+        tokens=TokenSpan(rows[0].row, rows[0].start, rows[-1].end),
+    )
+    place = {step.index: step.index + (step.index >= first) for step in own}
+    moved = [
+        dataclasses.replace(step, index=place[step.index], parent=first if step in inside else None) for step in own
+    ]
+    steps = [*moved[:first], parent, *moved[first:]]
+    others = {step.turn: [s for s in scored.steps if s.turn == step.turn] for step in scored.steps}
+    others[turn] = steps
+    scores = tuple(
+        dataclasses.replace(score, step=place[score.step]) if score.turn == turn else score for score in scored.scores
+    )
+    everything = tuple(step for number in sorted(others) for step in others[number])
+    return dataclasses.replace(scored, steps=everything, scores=scores)
 
 
 @st.composite
@@ -163,7 +235,13 @@ def experiences(
         scores={evaluator: scores},
         row_a_turn=draw(st.booleans()),
         name=f"t{draw(st.integers(0, 10**6))}",
+        task=draw(st.sampled_from("abc")),
+        states=[draw(st.sampled_from(["none", "some"])) for _ in shape],
     )
+    for turn, steps in enumerate(shape):
+        if len(steps) > 1 and draw(st.booleans()):
+            first = draw(st.integers(0, len(steps) - 1))
+            one = refined(one, turn, first, draw(st.integers(first, len(steps) - 1)))
     n = one.trajectory.sampled_tokens
     values = {name: draw(st.lists(numbers, min_size=n, max_size=n)) for name in streams}
     ratio = draw(st.lists(numbers, min_size=n, max_size=n))

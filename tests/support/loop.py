@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -14,7 +15,7 @@ from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
-from slea_llm.interfaces import Generator
+from slea_llm.interfaces import Environment, Generator, LossTerm, SimulatedUser, StepEvaluator, StepParser
 from slea_llm.losses.ppo import PpoConfig, PpoLoss
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.chat import ChatTokenizer
@@ -38,6 +39,20 @@ ROLLOUT = RolloutSettings(episodes=4, max_turns=3, max_reply_tokens=10, max_cont
 ENVIRONMENT = OrderTaking.Config(prompt="terse")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What is played and how it is paid; by default taking orders, as far as a random policy gets."""
+
+    environment: Environment = field(default_factory=lambda: OrderTaking(ENVIRONMENT))
+    user: SimulatedUser = field(default_factory=lambda: ScriptedUser(ScriptedUser.Config()))
+    parser: StepParser = field(default_factory=lambda: TaggedParser(TaggedParser.Config()))
+    evaluators: Sequence[StepEvaluator] = field(default_factory=lambda: [KnowledgeBase(KnowledgeBase.Config())])
+    streams: Mapping[str, StreamSettings] = field(default_factory=lambda: STREAMS)
+    credit: NestedGae.Config = field(default_factory=NestedGae.Config)
+    losses: Sequence[LossTerm] = field(default_factory=lambda: [PpoLoss(PpoConfig()), ValueLoss(ValueConfig())])
+    rollout: RolloutSettings = ROLLOUT
+
+
 def write_base(folder: Path) -> Path:
     """A random Llama whose tokenizer knows the words of order taking."""
     environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
@@ -48,41 +63,52 @@ def write_base(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(
-    base: Path, output_dir: Path, settings: TrainerSettings, *, engine: str, accelerator: Accelerator
+    base: Path,
+    output_dir: Path,
+    settings: TrainerSettings,
+    *,
+    engine: str,
+    accelerator: Accelerator,
+    kit: Kit | None = None,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[tuple[Trainer, PolicyCritic, ScoredLog]]:
     """Trainer, model and log of a run; the sampler is closed at the end."""
+    kit = kit or Kit()
+    rollout = kit.rollout
     model_settings = ModelSettings(base=str(base), lora_rank=8, lora_alpha=16, critic_rank=8)
     chat = ChatTokenizer(load_tokenizer(model_settings))
     cls = registry.load("generator", engine)
     generator: Generator = cls(
         cls.Config(),
         model=model_settings,
-        max_context=ROLLOUT.max_context_tokens,
-        temperature=ROLLOUT.temperature,
+        max_context=rollout.max_context_tokens,
+        temperature=rollout.temperature,
         stop_ids=chat.stop_ids,
         seed=0,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(generator.close)
-        model = build(model_settings, streams=list(STREAMS), temperature=ROLLOUT.temperature, seed=0)
-        environment, user = OrderTaking(ENVIRONMENT), ScriptedUser(ScriptedUser.Config())
+        crediting = Crediting(kit.streams, [], NestedGae(kit.credit, streams=kit.streams))
+        model = build(model_settings, streams=crediting.heads, temperature=rollout.temperature, seed=0)
         rank = Rank(index=int(accelerator.process_index), world_size=int(accelerator.num_processes))
         log = stack.enter_context(ScoredLog(output_dir / "rollouts" / f"rank{rank.index}.jsonl"))
         collector = OnlineCollector(
-            environment=environment,
-            rollout=Rollout(environment, user, generator, chat, ROLLOUT, environment_name="order_taking", seed=0),
-            scorer=Scorer(TaggedParser(TaggedParser.Config()), [KnowledgeBase(KnowledgeBase.Config())], chat),
-            settings=ROLLOUT,
+            environment=kit.environment,
+            rollout=Rollout(
+                kit.environment, kit.user, generator, chat, rollout, environment_name=kit.environment.name, seed=0
+            ),
+            scorer=Scorer(kit.parser, kit.evaluators, chat),
+            settings=rollout,
             seed=0,
             log=log,
             rank=rank,
         )
         parts = Parts(
-            losses=[PpoLoss(PpoConfig()), ValueLoss(ValueConfig())],
+            losses=kit.losses,
             collector=collector,
-            crediting=Crediting(STREAMS, [], NestedGae(NestedGae.Config(), streams=STREAMS)),
+            crediting=crediting,
             generator=generator,
         )
         pad = int(load_tokenizer(model_settings).pad_token_id)
-        options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad)
-        yield Trainer(model, settings, ROLLOUT, parts, accelerator=accelerator, options=options), model, log
+        options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad, report=report)
+        yield Trainer(model, settings, rollout, parts, accelerator=accelerator, options=options), model, log

@@ -23,6 +23,17 @@ def owners(scored: ScoredTrajectory) -> Tokens:
     return owned
 
 
+def outermost(scored: ScoredTrajectory) -> Tokens:
+    """(turn, step) of the step that refines no other, for every sampled token."""
+    found: Tokens = []
+    for turn, index in owners(scored):
+        by_index = {step.index: step for step in scored.steps if step.turn == turn}
+        while (parent := by_index[index].parent) is not None:
+            index = parent
+        found.append((turn, index))
+    return found
+
+
 def _holds(step: Step, row: int, position: int) -> bool:
     return step.tokens is not None and step.tokens.row == row and step.tokens.start <= position < step.tokens.end
 
@@ -31,6 +42,7 @@ def slow_advantages(
     rewards: Sequence[float],
     values: Sequence[float],
     owned: Tokens,
+    outer: Tokens,
     stream: StreamSettings,
     *,
     bootstrap: float,
@@ -38,7 +50,8 @@ def slow_advantages(
     lam: float | None = None,
 ) -> tuple[list[float], list[float]]:
     """Advantages and targets of one dialogue in one stream, by recursion over its units."""
-    keys = {"token": range(len(owned)), "step": owned, "turn": [turn for turn, _ in owned]}[unit]
+    turns = [turn for turn, _ in owned]
+    keys = {"token": range(len(owned)), "substep": owned, "step": outer, "turn": turns}[unit]
     units: list[list[int]] = []
     for token, key in enumerate(keys):
         if not units or key != keys[units[-1][-1]]:
@@ -50,8 +63,11 @@ def slow_advantages(
         last = tokens[-1]
         if last + 1 == len(owned) or owned[last + 1][0] != owned[last][0]:
             gamma, decay = stream.gamma_turn, stream.lam_turn
-        elif owned[last + 1] != owned[last]:
+        elif outer[last + 1] != outer[last]:
             gamma, decay = stream.gamma_step, stream.lam_step
+        elif owned[last + 1] != owned[last]:
+            gamma = stream.gamma_step if stream.gamma_substep is None else stream.gamma_substep
+            decay = stream.lam_step if stream.lam_substep is None else stream.lam_substep
         else:
             gamma, decay = stream.gamma_token, stream.lam_token
         value = values[tokens[0]]
@@ -105,22 +121,23 @@ def slow_credit(
     for name, stream in streams.items():
         raw: dict[tuple[int, int], float] = {}
         for index, (one, stat) in enumerate(zip(scored, stats, strict=True)):
-            owned = owners(one)
+            owned, outer = owners(one), outermost(one)
             paid = [slow_rewards(one, stat, source, kl_coef) for source in stream.sources]
             rewards = [sum(parts) for parts in zip(*paid, strict=True)]
             values = [float(value) for value in stat.values[name]]
             end = values[-1] if one.trajectory.termination in ("max_turns", "budget") else 0.0
             common = {"bootstrap": end, "unit": unit}
-            advantages, targets = slow_advantages(rewards, values, owned, stream, **common)  # type: ignore[arg-type]
+            advantages, targets = slow_advantages(rewards, values, owned, outer, stream, **common)  # type: ignore[arg-type]
             if lam_critic is not None:
-                _, targets = slow_advantages(rewards, values, owned, stream, lam=lam_critic, **common)  # type: ignore[arg-type]
+                _, targets = slow_advantages(rewards, values, owned, outer, stream, lam=lam_critic, **common)  # type: ignore[arg-type]
             steps = {(step.turn, step.index): step for step in one.leaves()}
             for token, key in enumerate(owned):
                 missing = any(
                     (s.turn, s.step) == key and s.score is None and s.evaluator in stream.sources for s in one.scores
                 )
                 if missing:
-                    first = min(t for t, other in enumerate(owned) if _unit(other, t, unit) == _unit(key, token, unit))
+                    same = [_unit(owned, outer, t, unit) == _unit(owned, outer, token, unit) for t in range(len(owned))]
+                    first = same.index(True)
                     targets[token] = values[first]
                 elif not stream.kinds or steps[key].kind in stream.kinds:
                     raw[index, token] = advantages[token]
@@ -134,5 +151,5 @@ def slow_credit(
     return [[final.get((i, t), 0.0) for t in range(len(owners(one)))] for i, one in enumerate(scored)], returns
 
 
-def _unit(key: tuple[int, int], token: int, unit: str) -> object:
-    return {"token": token, "step": key, "turn": key[0]}[unit]
+def _unit(owned: Tokens, outer: Tokens, token: int, unit: str) -> object:
+    return {"token": token, "substep": owned[token], "step": outer[token], "turn": owned[token][0]}[unit]

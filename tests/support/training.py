@@ -37,9 +37,11 @@ def write_base(folder: Path) -> Path:
     return make_tiny(folder, ["an order of two pizzas"], vocab_size=270, hidden=16, layers=1, heads=2, seed=3)
 
 
-def policy(base: Path, *, dtype: Any = "float64", seed: int = 5, **options: Any) -> PolicyCritic:
+def policy(
+    base: Path, *, dtype: Any = "float64", seed: int = 5, heads: Sequence[str] = tuple(STREAMS), **options: Any
+) -> PolicyCritic:
     settings = ModelSettings(base=str(base), dtype=dtype, lora_rank=8, critic_rank=8, **options)
-    return build(settings, streams=tuple(STREAMS), temperature=1.0, seed=seed)
+    return build(settings, streams=heads, temperature=1.0, seed=seed)
 
 
 def random_dialogue(
@@ -124,8 +126,8 @@ class SilentGenerator:
     def close(self) -> None: ...
 
 
-def crediting() -> Crediting:
-    return Crediting(STREAMS, [], NestedGae(NestedGae.Config(), streams=STREAMS))
+def crediting(streams: Mapping[str, StreamSettings] = STREAMS, **options: Any) -> Crediting:
+    return Crediting(streams, [], NestedGae(NestedGae.Config(**options), streams=streams))
 
 
 def fresh_accelerator() -> Accelerator:
@@ -146,6 +148,7 @@ def trainer(
     more_losses: Sequence[LossTerm] = (),
     max_error_rate: float = 0.2,
     collector: Collector | None = None,
+    credit: Crediting | None = None,
     report: list[str] | None = None,
     **options: Any,
 ) -> Trainer:
@@ -163,7 +166,7 @@ def trainer(
                 *more_losses,
             ],
             collector=collector or Recording(shares, rank=int(accelerator.process_index)),
-            crediting=crediting(),
+            crediting=credit or crediting(),
             generator=SilentGenerator(),
         ),
         accelerator=accelerator,

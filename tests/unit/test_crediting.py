@@ -12,17 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from slea_llm.credit import nested_gae
+from slea_llm.credit.maths import gae
 from slea_llm.credit.nested_gae import NestedGae
+from slea_llm.credit.units import UNITS
 from slea_llm.crediting import Crediting, check_streams
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import StreamSettings
 from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
-from tests.support.experience import Shape, dialogue, experiences, kinds_of, on_ranks, stats_of
+from tests.support.experience import Shape, dialogue, experiences, kinds_of, on_ranks, refined, stats_of
 from tests.support.slow_credit import slow_credit
 
 OUTCOME = StreamSettings(sources=("outcome",))
 SCORES = StreamSettings(sources=("judge",), gamma_step=0.0, gamma_turn=0.0)
+SCORES_OF_TURNS = StreamSettings(sources=("judge",), gamma_turn=0.0)
 Pair = tuple[ScoredTrajectory, TokenStats]
 Knobs = Mapping[str, Any]
 
@@ -195,12 +199,14 @@ def test_a_step_that_the_evaluator_forgot_is_unscored() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.lists(experiences(), min_size=1, max_size=4), st.data())
 def test_equals_the_slow_form(pairs: list[Pair], data: st.DataObject) -> None:
-    unit = data.draw(st.sampled_from(["token", "step", "turn"]))
+    unit = data.draw(st.sampled_from(UNITS))
     share = st.sampled_from([0.0, 0.5, 0.95, 1.0])
-    levels = {"token": ("token", "step", "turn"), "step": ("step", "turn"), "turn": ("turn",)}[unit]
+    levels = UNITS[UNITS.index(unit) :]
 
     def stream(*sources: str) -> StreamSettings:
         rates: dict[str, Any] = {f"{kind}_{level}": data.draw(share) for level in levels for kind in ("gamma", "lam")}
+        if data.draw(st.booleans()):
+            rates |= {"gamma_substep": None, "lam_substep": None}
         kinds = tuple(data.draw(st.sets(st.sampled_from(["thought", "reply", "tool_call"]))))
         return StreamSettings(sources=sources, kinds=kinds, weight=data.draw(st.sampled_from([0.0, 0.5, 2.0])), **rates)
 
@@ -216,14 +222,34 @@ def test_equals_the_slow_form(pairs: list[Pair], data: st.DataObject) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(experiences(), min_size=1, max_size=4), st.sampled_from(["token", "step", "turn"]))
+@given(st.lists(experiences(), min_size=1, max_size=4), st.sampled_from(UNITS))
 def test_one_stream_of_weight_one_is_no_stream(pairs: list[Pair], unit: str) -> None:
     """Whitened in its stream and once more at the end, or only at the end: the same numbers."""
     streams = {"outcome": OUTCOME}
     bare = {"outcome": StreamSettings(sources=("outcome",), whiten=False)}
     twice, once = credit(pairs, streams, unit=unit), credit(pairs, bare, unit=unit)
     for left, right in zip(twice, once, strict=True):
-        close(left.advantages, right.advantages, 1e-12)
+        np.testing.assert_array_equal(left.advantages, right.advantages)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_level_and_outcome_only_is_the_one_recursion_once_a_stream(
+    unit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def watched(rewards: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(rewards.shape)
+        return gae(rewards, *rest, **named)
+
+    monkeypatch.setattr(nested_gae, "gae", watched)
+    one = refined(dialogue([[("thought", 2), ("thought", 1), ("reply", 2)], [("reply", 3)]], rewards=[0, 1]), 0, 0, 1)
+    stats = stats_of(one, {"a": [0.5] * 8, "b": [0.0] * 8})
+    outcome_only = StreamSettings(sources=("outcome",), gamma_turn=1.0, lam_turn=1.0, whiten=False)
+    scored = dataclasses.replace(one, evaluator_versions={"judge": "1"})
+    (got,) = credit([(scored, stats)], {"a": outcome_only, "b": SCORES_OF_TURNS}, unit=unit, whiten_final=False)
+    assert seen == [(1, {"token": 8, "substep": 4, "step": 3, "turn": 2}[unit])] * 2
+    close(got.returns["a"], 1.0)  # every token hears of the whole outcome
 
 
 @settings(deadline=None, max_examples=30)

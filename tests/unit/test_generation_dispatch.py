@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import pytest
 
 from slea_llm.errors import GenerationError
 from slea_llm.generation.dispatch import Dispatcher
 from slea_llm.types import Generation, GenerationRequest
+
+ToyDispatcher: TypeAlias = Dispatcher[GenerationRequest, Generation]
 
 
 class Countdown:
@@ -53,17 +56,17 @@ def backend() -> Countdown:
 
 
 @pytest.fixture
-def dispatcher(backend: Countdown) -> Dispatcher:
+def dispatcher(backend: Countdown) -> ToyDispatcher:
     return Dispatcher(backend, name="toy")
 
 
-async def episode(dispatcher: Dispatcher, number: int, turns: int, tokens: int = 2) -> None:
+async def episode(dispatcher: ToyDispatcher, number: int, turns: int, tokens: int = 2) -> None:
     for turn in range(turns):
         reply = await dispatcher.sample(request_of(number, turn, tokens=tokens))
         assert reply.token_ids == (number, turn)
 
 
-def test_episodes_that_go_on_together_share_every_batch(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_episodes_that_go_on_together_share_every_batch(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     """The make-up of batches follows from the episodes alone, so a run repeats to the bit."""
 
     async def together() -> None:
@@ -76,7 +79,7 @@ def test_episodes_that_go_on_together_share_every_batch(backend: Countdown, disp
 
 
 def test_new_requests_join_a_running_batch_and_short_ones_leave_early(
-    backend: Countdown, dispatcher: Dispatcher
+    backend: Countdown, dispatcher: ToyDispatcher
 ) -> None:
     async def together() -> None:
         await asyncio.gather(dispatcher.sample(request_of(0, 0, tokens=4)), episode(dispatcher, 1, turns=2, tokens=1))
@@ -86,7 +89,7 @@ def test_new_requests_join_a_running_batch_and_short_ones_leave_early(
     dispatcher.close(backend.close)
 
 
-def test_a_slow_user_delays_nobody(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_a_slow_user_delays_nobody(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     async def together() -> None:
         over = asyncio.Event()
 
@@ -105,7 +108,7 @@ def test_a_slow_user_delays_nobody(backend: Countdown, dispatcher: Dispatcher) -
     dispatcher.close(backend.close)
 
 
-def test_a_cancelled_request_is_dropped(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_a_cancelled_request_is_dropped(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     async def together() -> None:
         long = asyncio.create_task(dispatcher.sample(request_of(9, tokens=1_000_000)))
         await episode(dispatcher, 1, turns=1)
@@ -118,7 +121,7 @@ def test_a_cancelled_request_is_dropped(backend: Countdown, dispatcher: Dispatch
     dispatcher.close(backend.close)
 
 
-def test_an_error_fails_every_request_and_every_later_one(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_an_error_fails_every_request_and_every_later_one(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     backend.fault = ValueError("no memory")
 
     async def together() -> list[Generation | BaseException]:
@@ -139,7 +142,7 @@ def test_an_error_fails_every_request_and_every_later_one(backend: Countdown, di
     assert backend.closed == 1
 
 
-def test_weights_are_not_loaded_between_a_request_and_its_reply(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_weights_are_not_loaded_between_a_request_and_its_reply(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     async def together() -> None:
         running = asyncio.create_task(dispatcher.sample(request_of(0, tokens=3)))
         await asyncio.sleep(0)
@@ -153,7 +156,7 @@ def test_weights_are_not_loaded_between_a_request_and_its_reply(backend: Countdo
 
 
 def test_what_an_ended_event_loop_left_is_dropped_before_the_next_load(
-    backend: Countdown, dispatcher: Dispatcher
+    backend: Countdown, dispatcher: ToyDispatcher
 ) -> None:
     async def give_up() -> None:
         left = asyncio.create_task(dispatcher.sample(request_of(0, tokens=1_000_000)))
@@ -167,7 +170,7 @@ def test_what_an_ended_event_loop_left_is_dropped_before_the_next_load(
     dispatcher.close(backend.close)
 
 
-def test_close_runs_once_and_ends_the_dispatcher(backend: Countdown, dispatcher: Dispatcher) -> None:
+def test_close_runs_once_and_ends_the_dispatcher(backend: Countdown, dispatcher: ToyDispatcher) -> None:
     dispatcher.close(backend.close)
     dispatcher.close(backend.close)
     assert backend.closed == 1

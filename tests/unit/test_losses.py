@@ -369,6 +369,7 @@ def random_batches(draw: st.DrawFn) -> tuple[Batch, torch.Tensor]:
         trajectory=owner,
         behaviour_logprobs=random(*size), proximal_logprobs=random(*size), reference_logprobs=random(*size),
         advantages=random(*size), weights=random(*size).abs(), returns=random(*size, 2), old_values=random(*size, 2),
+        head_mask=random(*size, 2) > -1.0,
     )  # fmt: skip
     return batch, random(*size)
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slea_llm.credit.nested_gae import NestedGae, gae, length_adaptive_lambda, whiten
+from slea_llm.credit.maths import gae, length_adaptive_lambda, whiten
+from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.errors import ConfigError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import StreamSettings

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from slea_llm.environments.order_taking import OrderEpisode, OrderTaking
 from slea_llm.environments.order_taking_agents import OrderExpert, place_call
-from slea_llm.environments.order_taking_language import Language, calls, spoken
+from slea_llm.environments.order_taking_language import Language
+from slea_llm.environments.speech import calls, spoken
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.types import Message, State, Task
 from slea_llm.users.scripted import ScriptedUser

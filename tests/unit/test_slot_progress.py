@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slea_llm.augmenters.slot_progress import SlotProgress, ramp_coefficient
-from slea_llm.errors import ConfigError, EvaluatorError
+from slea_llm.errors import ConfigError, CreditError
 from slea_llm.types import ScoredTrajectory, Span, Step, Termination, Trajectory, Turn
 
 SLOTS = ("dish", "quantity", "address")
@@ -65,7 +65,8 @@ def test_oracle_slot_intrinsic() -> None:
 
 
 def test_oracle_slot_dither_fill_clear() -> None:
-    """A naive bonus for every filling would pay 1.5 for filling and clearing one slot three times."""
+    """A naive bonus for every filling pays 1.5 for filling and clearing one slot three times."""
+    assert sum(rewards(dialogue(*DITHER), form="every", eta=1.0)) == pytest.approx(1.5)
     assert sum(rewards(dialogue(*DITHER), form="bonus", eta=1.0)) == pytest.approx(0.5)
     cut = dialogue(*DITHER, termination="max_turns")
     assert sum(rewards(cut, form="potential", eta=1.0, gamma=1.0)) == pytest.approx(0.5)
@@ -109,6 +110,7 @@ def test_late_slots_are_worth_less() -> None:
 
 def test_slots_that_nobody_asked_for_earn_nothing() -> None:
     assert rewards(dialogue((), ("phone",)), form="bonus", eta=1.0) == [0.0]
+    assert rewards(dialogue((), ("phone",)), form="every", eta=1.0) == [0.5]  # but in the form without the lesson
 
 
 def test_a_failed_dialogue_earns_nothing() -> None:
@@ -119,7 +121,7 @@ def test_a_state_without_slots_is_an_error() -> None:
     scored = dialogue((), SLOTS)
     turn = scored.trajectory.turns[0]
     turn.state_before.pop("filled")  # type: ignore[attr-defined]
-    with pytest.raises(EvaluatorError, match="turn 0 in trajectory 't' has no list 'filled'"):
+    with pytest.raises(CreditError, match="turn 0 in trajectory 't' has no list 'filled'"):
         SlotProgress(SlotProgress.Config()).augment(scored, 0.0)
 
 

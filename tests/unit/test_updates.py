@@ -134,8 +134,8 @@ def test_a_loss_that_is_a_sum_is_not_divided_and_its_metrics_are(pieces: list[li
     assert report.metrics["policy/mean"] == pytest.approx(1.6)
     assert model.w.item() == pytest.approx(1 - 8.0)
     assert set(report.metrics) == {
-        "policy/loss", "policy/mean", "critic/loss", "update/kl", *(f"grad_norm/{n}" for n in ("policy", "critic")),
-        *(f"learning_rate/{n}" for n in ("policy", "critic")),
+        "policy/loss", "policy/mean", "critic/loss", "update/kl", "update/entropy",
+        *(f"grad_norm/{n}" for n in ("policy", "critic")), *(f"learning_rate/{n}" for n in ("policy", "critic")),
     }  # fmt: skip
 
 

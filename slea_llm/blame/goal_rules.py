@@ -1,0 +1,310 @@
+"""Rules about what a user says of its goal: what it tells, agrees to, denies, keeps back, and when it goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
+from slea_llm.blame.faults import Fault, Weight, of_user
+from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, cue
+from slea_llm.users import speech
+
+COUNTED_BY: Mapping[str, tuple[str, ...]] = {
+    "people": ("people", "guests", "passengers", "persons", "人"),
+    "nights": ("stay", "nights", "晚"),
+    "portions": ("quantity", "portions", "份"),
+}
+"""Unit -> words in the names of slots that it counts."""
+MADE_UP = frozenset({"phone", "email", "code", "money", "date", "address"})
+"""Kinds of facts that nobody tells who has none."""
+
+
+def goal_faults(seen: View) -> Iterator[Fault]:
+    """Faults of the user against its goal."""
+    yield from _wrong_values(seen)
+    yield from _wrong_words(seen)
+    yield from _read_backs(seen)
+    yield from _unanswered(seen)
+    yield from _phrases(seen)
+    yield from _ending(seen)
+
+
+def _wrong_values(seen: View) -> Iterator[Fault]:
+    """Facts that a user tells and its goal does not hold."""
+    if not seen.wanted:
+        return
+    for line in seen.user_lines:
+        heard = [fact for one in seen.before(line, "agent", "tool") for fact in facts(one.text)]
+        for fact in facts(line.text):
+            if any(same(fact, other) for other in heard) or _is_denied(line, fact):
+                continue
+            rivals = _rivals(fact, seen)
+            if any(_fits(fact, slot, line) for slot, _ in rivals):
+                continue
+            if rivals and not any(same(fact, other) for _, other in rivals):
+                slots = tuple(slot for slot, _ in rivals)
+                put_right = any(seen.told(slot, tuple(seen.after(line, "user"))) for slot in slots)
+                note = f"the goal says {', '.join(sorted({text for slot in slots for text in slot.texts}))}"
+                yield of_user(
+                    "contradicts_goal", line, fact.quote, weight="minor" if put_right else "serious", note=note
+                )
+            elif not rivals and fact.kind in MADE_UP:
+                yield of_user("made_up", line, fact.quote, note=f"the goal holds no {fact.kind}")
+
+
+def _rivals(fact: Fact, seen: View) -> list[tuple[Wanted, Fact]]:
+    """The goal's facts of the same kind, with their slots; a count's are those that its unit counts."""
+    found = []
+    for slot in seen.wanted:
+        if fact.kind == "count":
+            words = COUNTED_BY.get(fact.unit, (fact.unit,))
+            if any(word in slot.slot.lower() for word in words):
+                numbers = slot.numbers
+                found += [(slot, Fact(kind="count", value=one, quote=one, unit=fact.unit)) for one in numbers]
+        found += [(slot, other) for other in slot.facts if (other.kind, other.unit) == (fact.kind, fact.unit)]
+    return found
+
+
+def _fits(fact: Fact, slot: Wanted, line: Line) -> bool:
+    """Whether a goal that is a range or a list holds the number, or the task allows the wrong value."""
+    numbers = re.findall(r"\d+", normal(" ".join(slot.texts)))
+    return fact.value in numbers or (bool(slot.wrong) and slot.told_in(line.text))
+
+
+def _is_denied(line: Line, fact: Fact) -> bool:
+    """`not at 5 pm`: what a user rules out it does not want."""
+    before = line.plain.partition(fact.quote)[0][-24:]
+    return any(
+        before.rstrip().endswith(word)
+        for word in (
+            "not",
+            "not at",
+            "not on",
+            "not for",
+            "not to",
+            "instead of",
+            "不是",
+            "不要",
+            "than",
+            "before",
+            "after",
+            "until",
+        )
+    )
+
+
+def _wrong_words(seen: View) -> Iterator[Fault]:
+    """An answer in other words than the goal's, where the goal has words and the user never says them."""
+    for agent, line in seen.pairs():
+        asked = asks_about(agent, seen.wanted) if agent is not None else ()
+        if len(asked) != 1 or asked[0].facts or asked[0].numbers or not _is_statement(line):
+            continue
+        slot = asked[0]
+        if seen.told(slot) or slot.slot in seen.vague or any(other.named_in(line.text) for other in seen.wanted):
+            continue
+        if _noted_wrong(seen, slot, line):
+            yield of_user("contradicts_goal", line, note=f"asked for {slot.slot}, the goal says {slot.texts[0]}")
+        else:
+            yield of_user(
+                "contradicts_goal", line, weight="suspect", note=f"asked for {slot.slot}, never says {slot.texts[0]}"
+            )
+
+
+def _is_statement(line: Line) -> bool:
+    plain = line.plain
+    words = speech.words_of(plain)
+    vague = any(cue(name, plain) for name in ("dont_know", "vague", "refuses", "false_reference"))
+    return (
+        bool(words)
+        and not vague
+        and "?" not in plain
+        and not (len(words) <= 3 and (cue("affirms", plain) or cue("denies", plain)))
+    )
+
+
+def _noted_wrong(seen: View, slot: Wanted, line: Line) -> bool:
+    """Whether the environment noted a value in these words that is not the goal's."""
+    for turn in seen.trajectory.turns:
+        if turn.index == line.turn - 1:
+            filled = turn.state_after.get("filled", {})
+            value = filled.get(slot.slot) if hasattr(filled, "get") else None
+            return isinstance(value, str) and value.lower() in line.text.lower() and not slot.is_value(value)
+    return False
+
+
+def _read_backs(seen: View) -> Iterator[Fault]:
+    """What a user agrees to or denies when the agent reads back."""
+    for agent, line in seen.pairs():
+        if agent is None or not cue("confirms", agent.plain):
+            continue
+        wrong, right = _compared(agent, seen)
+        plain = line.plain
+        denies, affirms = cue("denies", plain), cue("affirms", plain)
+        mends = any(slot.named_in(line.text) for slot in seen.wanted)
+        if wrong and affirms and not denies and not any(slot.named_in(line.text) for slot, _ in wrong):
+            slot, said = wrong[0]
+            yield of_user("wrong_agreement", line, note=f"the agent said {said!r}, the goal {slot.texts[0]!r}")
+        elif denies and not wrong and right and not mends and _all_known(seen, agent):
+            yield of_user("wrong_denial", line, note=f"all that was read back is right: {agent.text[:120]}")
+
+
+def _compared(agent: Line, seen: View) -> tuple[list[tuple[Wanted, str]], list[Wanted]]:
+    """Slots that a line of the agent gets wrong, with what it says, and those that it gets right."""
+    said = facts(agent.text)
+    wrong: list[tuple[Wanted, str]] = []
+    right: list[Wanted] = []
+    for slot in seen.wanted:
+        if slot.named_in(agent.text):
+            right.append(slot)
+            continue
+        if slot.is_range:
+            continue
+        for fact in said:
+            rivals = [other for other_slot, other in _rivals(fact, seen)]
+            mine = any(other_slot is slot for other_slot, _ in _rivals(fact, seen))
+            if fact.kind == "time" and cue("offers", agent.plain):
+                continue  # a train at another time than the one wished for is an offer, not a mistake
+            if mine and not any(same(fact, other) for other in rivals):
+                wrong.append((slot, fact.quote))
+                break
+        else:
+            noted = _noted(seen, slot, agent)
+            if noted:
+                wrong.append((slot, noted))
+    return wrong, right
+
+
+def _noted(seen: View, slot: Wanted, agent: Line) -> str:
+    """The wrong value of a slot that the environment had noted down and the agent reads back; empty without one."""
+    if agent.turn >= len(seen.trajectory.turns):
+        return ""
+    filled = seen.trajectory.turns[agent.turn].state_before.get("filled", {})
+    value = filled.get(slot.slot) if hasattr(filled, "get") else None
+    wrong = isinstance(value, str) and value.lower() in agent.text.lower() and not slot.is_value(value)
+    return str(value) if wrong else ""
+
+
+def _all_known(seen: View, agent: Line) -> bool:
+    """Whether the agent reads back most of the goal: a no to a part of it may mean that something is missing."""
+    return sum(slot.named_in(agent.text) for slot in seen.wanted) >= max(2, len(seen.wanted) - 1)
+
+
+def _unanswered(seen: View) -> Iterator[Fault]:
+    """Questions for values of the goal to which the user gives none, again and again."""
+    missed: dict[str, list[Line]] = {}
+    for agent, line in seen.pairs():
+        asked = asks_about(agent, seen.wanted) if agent is not None and not cue("confirms", agent.plain) else ()
+        open_slots = [slot for slot in asked if not seen.told(slot, tuple(seen.before(line, "user")))]
+        if not open_slots or any(slot.named_in(line.text) for slot in seen.wanted):
+            continue
+        for kind in ("refuses", "false_reference", "dont_know"):
+            if found := cue(kind, line.plain):
+                vague = kind == "dont_know"
+                if vague and open_slots[0].slot in seen.vague:
+                    break
+                weight = _later(seen, open_slots, line, "suspect" if vague else "serious")
+                yield of_user(
+                    "does_not_know" if vague else kind,
+                    line,
+                    found,
+                    weight=weight,
+                    note=f"asked for {open_slots[0].slot}",
+                )
+                break
+        for slot in open_slots:
+            missed.setdefault(slot.slot, []).append(line)
+    for slot in seen.wanted:
+        lines = missed.get(slot.slot, [])
+        if len(lines) >= 2 and not seen.told(slot):
+            yield of_user("withholds", lines[-1], note=f"asked {len(lines)} times for {slot.slot}, never told")
+
+
+def _later(seen: View, slots: Sequence[Wanted], line: Line, weight: Weight) -> Weight:
+    """A fault that the user makes good afterwards is minor."""
+    after = tuple(seen.after(line, "user"))
+    return "minor" if all(seen.told(slot, after) for slot in slots) else weight
+
+
+def _phrases(seen: View) -> Iterator[Fault]:
+    """Phrases that are faults where the goal has something to say, whatever the question was."""
+    if not seen.wanted:
+        return
+    for line in seen.user_lines:
+        plain = line.plain
+        untold = [slot for slot in seen.wanted if not seen.told(slot)]
+        if found := asks_own(plain, seen.wanted):
+            yield of_user("asks_own", line, found)
+        if (found := cue("refuses", plain)) and untold:
+            yield of_user("refuses", line, found)
+        if (found := cue("denies_own", plain)) and _said_before(seen, line):
+            yield of_user("contradicts_itself", line, found)
+        if seen.left and line.turn == len(seen.trajectory.turns):
+            continue
+        if (found := cue("changes_mind", plain)) and seen.before(line, "user") and _turns_away(seen, line):
+            yield of_user("changes_goal", line, found)
+
+
+def _said_before(seen: View, line: Line) -> bool:
+    """Whether the user had told something that its denial names, and that its goal holds."""
+    earlier = tuple(one for one in seen.before(line, "user"))
+    return any(slot.named_in(line.text) and seen.told(slot, earlier) for slot in seen.wanted)
+
+
+def _turns_away(seen: View, line: Line) -> bool:
+    """A change of mind that leads to no value of the goal, then or later."""
+    rest = (line, *seen.after(line, "user"))
+    offered = any(
+        set(speech.words_of(line.text)) & set(speech.words_of(one.text)) - _small()
+        for one in seen.before(line, "agent")[-1:]
+    )
+    return not any(slot.named_in(one.text) for one in rest for slot in seen.wanted) and not offered
+
+
+def _small() -> frozenset[str]:
+    return common_words()["en"] | frozenset("我你的了是要不")
+
+
+def _ending(seen: View) -> Iterator[Fault]:
+    """Going too early, and never going."""
+    lines = seen.user_lines
+    if not lines:
+        return
+    if seen.left:
+        yield from _left(seen)
+        return
+    closings = [line for line in lines[-6:] if speech.is_farewell(line.text)]
+    if seen.trajectory.termination in ("max_turns", "failure") and len(closings) >= 3:
+        yield of_user("never_stops", closings[-1], note=f"{len(closings)} farewells")
+
+
+def _left(seen: View) -> Iterator[Fault]:
+    last = seen.user_lines[-1]
+    spoken = last if last.turn == len(seen.trajectory.turns) else None
+    agent = next((line for line in reversed(seen.lines) if line.side == "agent"), None)
+    if agent is None or _has_reason(seen, agent):
+        return
+    untold = [slot for slot in seen.wanted if not seen.told(slot)]
+    asked = bool(cue("asks", agent.plain) or cue("confirms", agent.plain))
+    quote = spoken.text if spoken is not None and spoken.text else "(left without a word)"
+    if untold or asked:
+        what = f"{untold[0].slot} was never told" if untold else "the agent waited for an answer"
+        line = Line(turn=len(seen.trajectory.turns), side="user", text=quote)
+        yield of_user("stops_early", line, note=f"{what}: {agent.text[:120]}")
+
+
+def _has_reason(seen: View, last: Line) -> bool:
+    """Whether the agent drove the user away: it repeated itself, asked for what was told, or was at a loss."""
+    agent = [line for line in seen.lines if line.side == "agent"]
+    words = [speech.words_of(line.text) for line in agent]
+    if any(one and words.count(one) > 1 for one in words) or cue("agent_fails_user", last.plain):
+        return True
+    complains = bool(cue("complains", seen.user_lines[-1].plain))
+    useless = 0
+    for line in agent:
+        told = tuple(seen.before(line, "user"))
+        asked = asks_about(line, seen.wanted)
+        if asked and not cue("confirms", line.plain) and all(seen.told(slot, told) for slot in asked):
+            return True
+        useless += not (cue("asks", line.plain) or cue("confirms", line.plain))
+    return useless >= (1 if complains else 2)

@@ -1,0 +1,72 @@
+"""Rules about environment, scorer and machinery: what failed although agent and user did their part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slea_llm.blame.faults import Fault
+from slea_llm.blame.view import View, cue
+
+_STAGE = re.compile(r"\[turn (?P<turn>\d+), (?P<stage>[a-z ]+)\]\s*\Z")
+
+
+def other_faults(seen: View) -> Iterator[Fault]:
+    """Faults of the environment, the scorer and the simulator's machinery."""
+    trajectory = seen.trajectory
+    if trajectory.failed:
+        yield _broke(str(trajectory.error))
+        return
+    if trajectory.outcome is None:
+        yield Fault(party="scorer", kind="no_outcome", turn=len(trajectory.turns), quote="outcome: none")
+    elif (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0):
+        quote = f"termination {trajectory.termination}, outcome {trajectory.outcome:g}"
+        yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
+    yield from _state(seen)
+    for line in seen.lines:
+        if line.side == "tool" and (found := cue("tool_failed", line.plain)):
+            yield Fault(party="environment", kind="tool_failed", turn=line.turn, quote=found, note=line.text[:200])
+    if seen.pinned.get("name") == "recorded" and seen.pinned.get("left_at") is not None and not seen.success:
+        left_at = int(seen.pinned["left_at"])
+        quote = next((line.text for line in seen.lines if line.side == "agent" and line.turn == left_at), "")
+        yield Fault(
+            party="user", kind="off_path", turn=left_at, quote=quote[:300], note="no word was recorded for this"
+        )
+
+
+def _broke(error: str) -> Fault:
+    """Whose part raised: the record of a broken dialogue ends with the turn and the part that was at work."""
+    found = _STAGE.search(error)
+    turn, stage = (int(found["turn"]), found["stage"]) if found else (0, "")
+    if stage == "user":
+        return Fault(party="user", kind="broke", turn=turn, quote=error[:300])
+    return Fault(party="environment", kind="crashed", turn=turn, quote=error[:300])
+
+
+def _state(seen: View) -> Iterator[Fault]:
+    """What the environment's own notes say against the outcome, or against the user's words."""
+    turns = seen.trajectory.turns
+    if not turns or not seen.wanted or seen.success:
+        return
+    filled = turns[-1].state_after.get("filled")
+    if not isinstance(filled, Mapping) or not filled:
+        return
+    wrong = {
+        slot: filled[slot.slot]
+        for slot in seen.wanted
+        if slot.slot in filled and not slot.is_value(str(filled[slot.slot]))
+    }
+    if turns[-1].state_after.get("placed") and not wrong and all(slot.slot in filled for slot in seen.wanted):
+        quote = f"placed with {_short(filled)}"
+        yield Fault(party="scorer", kind="contradicts_outcome", turn=len(turns), quote=quote, weight="suspect")
+    for slot, value in wrong.items():
+        said = [line for line in seen.user_lines if str(value).lower() in line.text.lower()]
+        told = [line for line in seen.user_lines if slot.named_in(line.text)]
+        if told and not said:
+            note = f"noted {slot.slot} as {value!r}"
+            yield Fault(party="environment", kind="misheard", turn=told[-1].turn, quote=told[-1].text[:300], note=note)
+
+
+def _short(filled: Mapping[str, Any]) -> str:
+    return ", ".join(f"{slot} {value}" for slot, value in filled.items())[:200]

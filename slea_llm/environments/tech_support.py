@@ -1,0 +1,246 @@
+"""A service cannot reach its database; the agent asks for facts, names the fault and proposes the mend.
+
+Which fault it is follows from two or three facts (data/tech_support/). docs/environments.md states the rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from slea_llm import prompts
+from slea_llm.environments.agents import Expert, Idler, Move
+from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, parts_of, restored, speech_of
+from slea_llm.environments.speech import Heard, Speech, speeches
+from slea_llm.errors import ConfigError
+from slea_llm.types import Outcome, State, Task
+
+FACTS: tuple[str, ...] = ("error", "network", "load", "settings", "version", "change")
+
+LONGEST_EXPERT = 8
+"""Turns of the expert at worst: the error, three further facts, two vague answers, fault and mend, one to spare."""
+
+SKILLS: Mapping[str, tuple[float, float]] = {"novice": (0.5, 0.1), "user": (0.2, 0.5), "administrator": (0.0, 0.9)}
+"""Skill -> (share of facts told vaguely at first, chance that the error is told at the opening)."""
+
+
+class TechSupport:
+    """The task family; its tasks suit the user `scripted`."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        language: Literal["en", "zh", "mixed"] = "en"
+        """Language of the dialogues; `mixed` draws one for each task."""
+        prompt: Literal["terse", "full"] = "terse"
+        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+        max_turns: int = 10
+        """Replies of the agent after which the dialogue ends with reward -1; at least 8, what the expert needs."""
+        novice_share: float = 0.4
+        """Share of users who are vague about much at first; of the rest, half are administrators. In [0, 1]."""
+
+        def __post_init__(self) -> None:
+            if self.max_turns < LONGEST_EXPERT:
+                raise ConfigError(f"max_turns is {self.max_turns}; some faults need {LONGEST_EXPERT} turns")
+            if not 0.0 <= self.novice_share <= 1.0:
+                raise ConfigError(f"novice_share {self.novice_share} is not in [0, 1]")
+
+    name: ClassVar[str] = "tech_support"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._speeches = speeches(self.name, config.language)
+        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
+
+    def task(self, seed: int) -> Task:
+        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
+        code = rng.choice(sorted(self._speeches))
+        speech = self._speeches[code]
+        fault = rng.choice(list(speech.data["faults"]))
+        findings = {**speech.data["usual"], **speech.data["faults"][fault]["findings"]}
+        numbers = _numbers(rng)
+        values = {fact: _filled(rng.choice(speech.data["texts"][fact][findings[fact]]), numbers) for fact in FACTS}
+        skill = rng.choices((*SKILLS,), weights=_skill_weights(self.config.novice_share))[0]
+        vague_share, opening = SKILLS[skill]
+        user = {
+            "values": values,
+            "volunteers": ["error"] if rng.random() < opening else [],
+            "together": {},
+            "vague": dict.fromkeys([fact for fact in FACTS if rng.random() < vague_share][:2], 1),
+            "misstated": {},
+            "patience": rng.choice((2, 2, 3)),
+            "wording": f"{self.name}/user.{code}.yaml",
+            "accepts": {"mend": fault, "fault": fault},
+        }
+        goal = {"fault": fault, "skill": skill, "user": user}
+        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal=goal, language=code)
+
+    def start(self, task: Task) -> SupportEpisode:
+        return self._episode(task, Notes(extra={"named": "", "mended": False, "findings": {}}))
+
+    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> SupportEpisode:
+        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
+        return self._episode(task, restored(snapshot))
+
+    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
+        speech = self._speeches.get(task.language)
+        faults: Mapping[str, Any] = {} if speech is None else speech.data["faults"]
+        usual: Mapping[str, str] = {} if speech is None else speech.data["usual"]
+        return Expert(
+            speeches=self._speeches,
+            plan=lambda state: plan(state, faults, usual),
+            errors=lambda state, rng: errors(state, rng, faults),
+            track=track,
+            error_rate=error_rate,
+            seed=task.seed,
+        )
+
+    def idler(self, task: Task) -> Idler:
+        del task
+        return Idler(speeches=self._speeches)
+
+    def _episode(self, task: Task, notes: Notes) -> SupportEpisode:
+        speech = speech_of(self._speeches, task)
+        prompt = self._prompts[task.language]
+        values = {"slots": speech.slot_list(speech.slots)}
+        return SupportEpisode(
+            task.goal["fault"],
+            speech=speech,
+            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
+            required=FACTS,
+            max_turns=self.config.max_turns,
+            notes=notes,
+        )
+
+
+class SupportEpisode(NotedEpisode):
+    """One case. It is solved when the fault was named and the user does not deny that its mend helped.
+
+    A reply that names several faults names none, and one that proposes several mends proposes none: a list of guesses
+    helps nobody.
+    """
+
+    def __init__(self, fault: str, **frame: Any) -> None:
+        super().__init__(**frame)
+        self._fault = fault
+        self._names = self.speech.patterns("names")
+        self._mends = self.speech.patterns("mends")
+        cues = self.speech.patterns("cues")
+        self._checks, self._remedies = cues["checks"], cues["remedies"]
+
+    def acts_of(self, heard: Heard, reply: str) -> Mapping[str, Any]:
+        named, mended, asked = self._read(reply)
+        if len(named) == 1:
+            self.notes.extra["named"] = next(iter(named))
+        mend = next(iter(mended)) if len(mended) == 1 else None
+        self.notes.pending = {"mend": mend} if mend else {}
+        proposes = {"mend": mend} if mend else {"fault": next(iter(named))} if len(named) == 1 else {}
+        # What a reply says of facts is part of a question or of a diagnosis, never a value to agree to.
+        asks = [fact for fact in FACTS if fact in asked]
+        for fact in set(asks) - set(heard.asks):
+            self.notes.asked[fact] = self.notes.asked.get(fact, 0) + 1
+        return {"asks": tuple(asks), "reads_back": {}, "proposes": proposes, "named": sorted(named)}
+
+    def _read(self, reply: str) -> tuple[set[str], set[str], set[str]]:
+        """Faults named, mends proposed and facts asked for."""
+        named: set[str] = set()
+        mended: set[str] = set()
+        asked: set[str] = set()
+        for part in parts_of(reply):
+            mends = {fault for fault, pattern in self._mends.items() if self.speech.affirmed(pattern, part)}
+            names = {fault for fault, pattern in self._names.items() if self.speech.affirmed(pattern, part)}
+            checking = bool(self._checks.search(part))
+            if not mends and not checking and len(named | names) == 1 and self._remedies.search(part):
+                # "It is the firewall, please open it": what is named is what is to be mended.
+                mends = named | names
+            if mends and not checking:
+                mended |= mends
+                named |= names
+            elif self.speech.requests(part) or checking:
+                asked |= self.speech.asked(part)
+                if self.speech.confirms(part):
+                    named |= names
+            else:
+                named |= names
+        return named, mended, asked
+
+    def user_answered(self, text: str) -> Outcome:
+        """Nothing is mended but by the mend of the fault, and not against the user's word."""
+        notes = self.notes
+        if self._tried == self._fault and self.speech.verdict(text) is not False:
+            notes.extra["mended"] = True
+        if notes.extra["mended"] and notes.extra["named"] == self._fault:
+            return self.end("success")
+        return Outcome()
+
+    def note(self, text: str) -> None:
+        self._tried = self.notes.pending.get("mend", "")
+        notes = self.notes
+        told = self.speech.values(text)
+        changed = [fact for fact in FACTS if fact in told and notes.filled.get(fact) != told[fact]]
+        notes.filled.update({fact: told[fact] for fact in FACTS if fact in told})
+        notes.last_filled, notes.pending = changed, {}
+
+
+def candidates(filled: Mapping[str, str], faults: Mapping[str, Any], usual: Mapping[str, str]) -> list[str]:
+    """The faults that fit all facts told."""
+    fits = []
+    for fault, entry in faults.items():
+        findings = {**usual, **entry["findings"]}
+        if all(findings[fact] == finding for fact, finding in filled.items()):
+            fits.append(fault)
+    return fits
+
+
+def plan(state: State, faults: Mapping[str, Any], usual: Mapping[str, str]) -> Move:
+    """Ask for the error, then for the fact that parts the faults that are left; then name the fault and its mend."""
+    filled = state["filled"]
+    if "error" not in filled:
+        return Move(name="ask.error")
+    left = candidates(filled, faults, usual)
+    if len(left) > 1:
+        for fact in FACTS:
+            findings = {{**usual, **faults[fault]["findings"]}[fact] for fault in left}
+            if fact not in filled and len(findings) > 1:
+                return Move(name=f"ask.{fact}")
+    return Move(name=f"mend.{left[0]}") if left else Move(name="ask.error")
+
+
+def errors(state: State, rng: random.Random, faults: Mapping[str, Any]) -> Sequence[Move]:
+    """Slips to choose from: advice that fits any case, a guess, a question again, small talk."""
+    found = [Move(name="small_talk"), Move(name="generic"), Move(name="generic")]
+    found.append(Move(name=f"mend.{rng.choice(list(faults))}"))
+    if state["filled"]:
+        found.append(Move(name=f"ask.{rng.choice(list(state['filled']))}"))
+    return found
+
+
+def track(state: State, speech: Speech) -> str:
+    """What is known so far."""
+    known = [speech.data["short"][fact][finding] for fact, finding in state["filled"].items()]
+    tracks: Mapping[str, str] = speech.agents["tracks"]
+    return tracks["known"].format(facts=str(speech.data["separator"]).join(known)) if known else tracks["nothing"]
+
+
+def _skill_weights(novice: float) -> tuple[float, float, float]:
+    return novice, (1 - novice) / 2, (1 - novice) / 2
+
+
+def _numbers(rng: random.Random) -> dict[str, str]:
+    """Numbers and names that tell one case from another and mean nothing for the fault."""
+    return {
+        "host": f"{rng.choice(('db', 'sql', 'pg', 'data', 'store'))}-{rng.randint(1, 99):02d}",
+        "ip": f"10.{rng.randint(0, 255)}.{rng.randint(0, 255)}.{rng.randint(2, 254)}",
+        "pid": str(rng.randint(1000, 32000)),
+        "time": f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}:{rng.randint(0, 59):02d}",
+        "small": str(rng.randint(3, 9)),
+        "minor": str(rng.randint(1, 9)),
+    }
+
+
+def _filled(text: str, numbers: Mapping[str, str]) -> str:
+    for name, value in numbers.items():
+        text = text.replace(f"<{name}>", value)
+    return text

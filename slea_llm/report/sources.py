@@ -1,0 +1,109 @@
+"""What a report is made of: results of `slea score`, scored or plain logs, the folder of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slea_llm import score_runs
+from slea_llm.errors import ConfigError, StorageError, nearest
+from slea_llm.score_runs import CREDIT, StepCredit
+from slea_llm.storage import log_kind, read_json_lines, read_scored
+from slea_llm.types import ScoredTrajectory
+
+METRICS, EVALUATIONS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl", "rollouts"
+
+Scored: TypeAlias = tuple[ScoredTrajectory, StepCredit | None]
+"""A dialogue with the credit of its steps, where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One column of a report: dialogues that can be read as often as needed, and a training run's records.
+
+    `name` is that of the folder or file, never its whole path: the report is passed on.
+    """
+
+    name: str
+    read: Callable[[], Iterator[Scored]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+
+
+def open_source(path: Path, run: str | None = None) -> Source:
+    """The source at a path. `run` is the number of a run among results; None: the newest finished one.
+
+    Raises ConfigError for a path that holds nothing to report, and says what to do with a log that nobody scored yet.
+    """
+    if not path.exists():
+        near = nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise ConfigError(f"{path} is not there{near}")
+    if path.is_dir() and score_runs.runs(path):
+        return _results(path, run)
+    if run is not None:
+        raise ConfigError(f"run {run!r} was asked for, but {path} holds no results of `slea score`")
+    if path.is_dir():
+        return _training(path)
+    if path.name.endswith(".scores.jsonl") and (found := score_runs.find(path.parent, path.name.split(".")[0])):
+        return _results(path.parent, found.name)
+    if _is_scored(path):
+        return Source(name=path.name, read=lambda: ((one, None) for one in read_scored(path)))
+    raise ConfigError(f"{path} holds no scores yet; run `slea score {path}` first and report the folder that it writes")
+
+
+def _is_scored(path: Path) -> bool:
+    try:
+        return log_kind(path) == "slea.scored_trajectories"
+    except StorageError:
+        return False
+
+
+def _results(folder: Path, name: str | None) -> Source:
+    run = score_runs.latest(folder) if name is None else score_runs.find(folder, name)
+    if run is None:
+        known = ", ".join(one.name for one in score_runs.runs(folder))
+        raise ConfigError(f"{folder} holds the runs {known}, not {name!r}")
+    card = run.card
+
+    def read() -> Iterator[Scored]:
+        credit = CREDIT.read(run.credit) if run.credit.exists() else None
+        for one in run.read():
+            yield one, None if credit is None else next(credit, None)
+
+    return Source(
+        name=f"{folder.resolve().name}, {run.name}",
+        read=read,
+        facts={
+            "scored": card.started,
+            "finished": card.finished or "not finished",
+            "parser": card.parser,
+            "sources": [dict(source) for source in card.sources],
+            "annotations": card.annotations,
+        },
+    )
+
+
+def _training(folder: Path) -> Source:
+    logs = sorted((folder / ROLLOUTS).glob("*.jsonl")) or sorted(
+        path for path in folder.glob("*.jsonl") if path.name not in (METRICS, EVALUATIONS) and _is_scored(path)
+    )
+    metrics = _lines(folder / METRICS)
+    if not logs and not metrics:
+        raise ConfigError(
+            f"{folder} holds neither results of `slea score` nor a training run (no {ROLLOUTS}/*.jsonl, no {METRICS})"
+        )
+
+    def read() -> Iterator[Scored]:
+        for log in logs:
+            yield from ((one, None) for one in read_scored(log))
+
+    return Source(name=folder.resolve().name, read=read, metrics=metrics, evaluations=_lines(folder / EVALUATIONS))
+
+
+def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
+    if not path.is_file():
+        return ()
+    return tuple(line.value for line in read_json_lines(path) if isinstance(line.value, Mapping))

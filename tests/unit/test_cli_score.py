@@ -1,0 +1,198 @@
+"""`slea score`: sensible with a log alone, append-only, resumable, refusing with the reason what a log cannot give."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from slea_llm import score_runs
+from slea_llm.cli import main
+from slea_llm.score_runs import CREDIT
+from slea_llm.storage import ScoredLog, write_trajectories
+from tests.support.logged import booking, logged, scored
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.jsonl"
+    dialogues = [
+        booking(f"d{task}.{trial}", success=trial % 2 == 0, task=f"t{task}", errors=trial)
+        for task in range(5)
+        for trial in range(4)
+    ]
+    write_trajectories(path, dialogues)
+    return path
+
+
+def test_a_log_alone_gives_scores_a_summary_and_what_to_do_next(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log)]) == 0
+    said = capsys.readouterr().out
+    results = log.with_name("mine.scores")
+    assert "success: 10/20 = 50.0 % (95 % 29.9 to 70.1)" in said
+    assert "pass^1..4: 0.5000, 0.1667, 0.0000, 0.0000 over 5 tasks" in said
+    assert "-0.40  x10" in said
+    assert f"`slea report {results}` makes one HTML file of it" in said
+    (run,) = score_runs.runs(results)
+    assert [one.trajectory.id for one in run.read()][:2] == ["d0.0", "d0.1"]
+    assert run.card.finished
+    assert run.card.counts["evaluators"]["rules"]["unscored"] == 0
+    credit = list(CREDIT.read(run.credit))
+    assert len(credit) == 20
+    assert all(one.why_not is None for one in credit)
+
+
+def test_running_again_adds_a_run_and_changes_nothing(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log)]) == 0
+    results = log.with_name("mine.scores")
+    before = {path.name: path.read_bytes() for path in results.iterdir()}
+    assert main(["score", str(log), "--set", "evaluators.rules.tool_error=-1"]) == 0
+    assert {name: (results / name).read_bytes() for name in before} == before
+    first, second = score_runs.runs(results)
+    assert first.card.evaluators["rules"] != second.card.evaluators["rules"]
+    capsys.readouterr()
+    assert main(["score", str(results), "--compare", "1", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "mean score: run-0001 rules -0.036, run-0002 rules -0.200" in said
+    assert "-0.40 against -1.00" in said
+
+
+def test_results_can_be_scored_again(log: Path) -> None:
+    assert main(["score", str(log), "--no-credit"]) == 0
+    results = log.with_name("mine.scores")
+    assert not score_runs.latest(results).credit.exists()
+    assert main(["score", str(results), "--parser", "tagged"]) == 0
+    assert score_runs.latest(results).number == 2
+    assert len(list(score_runs.latest(results).read())) == 20
+
+
+def test_an_interrupted_run_is_gone_on_with(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, broken = tmp_path / "whole.scores", tmp_path / "broken.scores"
+    assert main(["score", str(log), "--output", str(whole)]) == 0
+    assert main(["score", str(log), "--output", str(broken)]) == 0
+    run = score_runs.latest(broken)
+    run.save(dataclasses.replace(run.card, finished=None, counts={}))
+    lines = run.scores.read_bytes().splitlines(keepends=True)
+    run.scores.write_bytes(b"".join(lines[:8]) + lines[8][:40])  # seven dialogues and a torn line
+    run.credit.unlink()
+    assert main(["score", str(log), "--output", str(broken), "--resume", "--parser", "tagged"]) == 2
+    assert "parser: 'auto' then, 'tagged' now" in capsys.readouterr().err
+    assert main(["score", str(log), "--output", str(broken), "--resume"]) == 0
+    assert "7 dialogues are scored already" in capsys.readouterr().out
+    for name in ("run-0001.scores.jsonl", "run-0001.credit.jsonl"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+    assert main(["score", str(log), "--output", str(broken), "--resume"]) == 2
+    assert "holds no interrupted run" in capsys.readouterr().err
+
+
+def test_what_needs_live_state_is_refused_with_the_reason(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log), "--evaluator", "counterfactual"]) == 2
+    said = capsys.readouterr().err
+    assert "'counterfactual' cannot score a log: it plays dialogues on in a live environment" in said
+    assert "counterfactual_prediction" in said
+    assert not log.with_name("mine.scores").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--evaluator", "rulez"], "did you mean 'rules'?"),
+        (["--parser", "atuo"], "did you mean 'auto'?"),
+        (["--set", "evaluators.rules.tool_eror=1"], "did you mean 'tool_error'?"),
+        (["--compare", "rules", "3"], "holds the runs none"),
+        (["--recipe", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+    ],
+)
+def test_mistakes_are_told_with_the_mend(
+    log: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", str(log), *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not log.with_name("mine.scores").exists()
+
+
+def test_a_log_that_is_not_there_names_the_nearest(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log.with_name("mien.jsonl"))]) == 2
+    assert "did you mean 'mine.jsonl'?" in capsys.readouterr().err
+
+
+def test_labels_and_overrides_are_read_and_measured(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"trajectory": "d0.1", "turn": 1, "step": 0, "label": 0, "by": "ada"},
+        {"trajectory": "d0.1", "turn": 0, "step": 0, "label": 1, "by": "ada"},
+        {"trajectory": "d0.3", "override": -10, "by": "ada", "why": "books without asking"},
+        {"trajectory": "gone", "label": 1},
+    ]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    assert main(["score", str(log), "--labels", str(labels)]) == 0
+    said = capsys.readouterr().out
+    assert "rules against 2 labels made by hand: AUC 1.000" in said
+    assert "1 annotated trajectories of labels.jsonl are not in the log, such as 'gone'" in said
+    run = score_runs.latest(log.with_name("mine.scores"))
+    assert run.card.counts["overridden"] == 1
+    assert run.card.annotations is not None
+    assert run.card.annotations["name"] == "labels.jsonl"
+    (overridden,) = [one.scores[-1] for one in run.read() if one.trajectory.id == "d0.3"]
+    assert (overridden.score, overridden.rationale[:20]) == (-10.0, "overridden by ada: b")
+
+
+def test_two_evaluators_are_compared_on_one_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log), "--compare", "rules", "knowledge_base"]) == 0
+    said = capsys.readouterr().out
+    assert "steps scored by both" in said
+    assert set(score_runs.latest(log.with_name("mine.scores")).card.evaluators) == {"rules", "knowledge_base"}
+
+
+def test_a_recipe_of_the_scoring_sections_alone_is_enough(log: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "scoring.yaml"
+    recipe.write_text("parser: {name: tagged}\nevaluators: [{name: rules, result: 0.5}]\n", encoding="utf-8")
+    assert main(["score", str(log), "--recipe", str(recipe)]) == 0
+    run = score_runs.latest(log.with_name("mine.scores"))
+    assert run.card.parser == "tagged"
+    assert next(iter(run.read())).scores[0].score == 0.5
+
+
+def test_ids_that_are_paths_touch_nothing_outside_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = tmp_path / "in"
+    inside.mkdir()
+    log = inside / "a.jsonl"
+    names = ["../../out", "/etc/out", "a; touch MARK", "x\x1b[2J", "{{7*7}}", "n" * 3000]
+    write_trajectories(log, [booking(name, success=False, errors=3) for name in names])
+    assert main(["score", str(log)]) == 0
+    assert main(["report", str(inside / "a.scores")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+    assert sorted(path.name for path in inside.iterdir()) == ["a.html", "a.jsonl", "a.scores"]
+
+
+def test_a_folder_that_holds_something_else_is_refused(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept.txt").write_text("kept", encoding="utf-8")
+    assert main(["score", str(log), "--output", str(tmp_path / "full")]) == 2
+    assert main(["score", str(log), "--output", str(log)]) == 2
+
+
+def test_a_log_without_outcomes_still_gets_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "chat.jsonl"
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, how are you?"}]}]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    assert main(["score", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert "success: unknown for all 1 dialogues" in said
+    assert "carry no advantages, the first because: the log does not say how it ended" in said
+
+
+def test_the_log_of_a_run_is_whole_after_every_append(tmp_path: Path) -> None:
+    one, other = scored(booking("a", success=True), logged("b", success=False))
+    with ScoredLog(tmp_path / "a.jsonl") as log:
+        log.append(one)
+        log.append(other)
+    with ScoredLog(tmp_path / "a.jsonl") as log:
+        assert log.cut_bytes == 0
