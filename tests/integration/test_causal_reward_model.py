@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from slea_llm import score_runs
 from slea_llm.cli import main
 from slea_llm.errors import ConfigError, EvaluatorError
 from slea_llm.evaluators.causal_reward_model import CausalRewardModel
@@ -19,7 +20,7 @@ from slea_llm.fitting.causal import CausalSettings, FittedReader, fit_causal, pr
 from slea_llm.fitting.labels import StepLabel, outcome_labels
 from slea_llm.models.step_reader import Opened, open_reader
 from slea_llm.settings import ModelSettings
-from slea_llm.storage import read_scored, write_trajectories
+from slea_llm.storage import write_trajectories
 from slea_llm.types import Trajectory
 from tests.support.judged import cut
 from tests.support.signals import dialogue, dialogues, write_base
@@ -167,7 +168,7 @@ def test_the_same_data_and_seed_give_the_same_weights(base: Path) -> None:
 
 
 def test_from_the_command_line_to_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, output, scores = tmp_path / "log.jsonl", tmp_path / "model", tmp_path / "scores.jsonl"
+    log, output, scores = tmp_path / "log.jsonl", tmp_path / "model", tmp_path / "scores"
     write_trajectories(log, dialogues(24))
     command = ["fit-evaluator", str(log), "--output", str(output), "--evaluator", "causal_reward_model"]
     assert main(command) == 2
@@ -180,8 +181,8 @@ def test_from_the_command_line_to_scores(base: Path, tmp_path: Path, capsys: pyt
     recipe = tmp_path / "recipe.yaml"
     evaluator = f"{{name: causal_reward_model, model: {output}}}"
     recipe.write_text(f"model: {{base: none}}\nenvironment: {{name: order_taking}}\nevaluators: [{evaluator}]\n")
-    assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
-    assert all(word.score is not None for one in read_scored(scores) for word in one.scores)
+    assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores), "--no-credit"]) == 0
+    assert all(word.score is not None for one in score_runs.latest(scores).read() for word in one.scores)
 
 
 def label(one: Trajectory, target: float) -> StepLabel:
