@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench clean
+.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,12 @@ demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check an
 bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
+
+study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg
+
+study: ready  ## All arms, 8 seeds; goes on where it was stopped (many hours on 2 cores)
+	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg
 
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
