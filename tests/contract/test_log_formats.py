@@ -69,14 +69,14 @@ def read(path: Path, **options: Any) -> tuple[list[Trajectory], LogReader]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_has_the_name_of_its_row_a_frozen_config_and_a_sample(name: str) -> None:
-    found: Any = registry.load("log_format", name)
+    found = registry.load("log_format", name)
+    assert OURS[name] == found
     assert found.name == name
     assert found.__doc__
     assert dataclasses.is_dataclass(found.Config)
     assert vars(found.Config)["__dataclass_params__"].frozen
     assert issubclass(found, JsonFormat | TextFormat)
     assert samples()[name]
-    assert found is OURS[name]
 
 
 @pytest.mark.parametrize("name", FORMATS)
