@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slea_llm.health import RULES, Health, Rule
+from slea_llm.settings import StreamSettings
 
 POINTS = 400
 """Points of one curve; a longer one is thinned, first and last kept."""
@@ -23,7 +24,11 @@ class Alarm(NamedTuple):
 Curve = Sequence[tuple[float, float]]
 
 
-def training(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def training(
+    metrics: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    streams: Mapping[str, StreamSettings] | None = None,
+) -> dict[str, Any] | None:
     """Curves by metric, evaluations and alarms as JSON values; None without any record."""
     curves = curves_of(metrics)
     if not curves and not evaluations:
@@ -41,7 +46,7 @@ def training(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
             }
             for row in evaluations
         ],
-        "alarms": [list(alarm) for alarm in alarms(metrics)],
+        "alarms": [list(alarm) for alarm in alarms(metrics, streams)],
         "iterations": max((curve[-1][0] for curve in curves.values() if curve), default=0),
     }
 
@@ -61,13 +66,13 @@ def curves_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[floa
     return curves
 
 
-def alarms(metrics: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+def alarms(metrics: Sequence[Mapping[str, Any]], streams: Mapping[str, StreamSettings] | None = None) -> list[Alarm]:
     """The alarms of `slea_llm.health`, each at the iteration in which it was first raised, with what mends it.
 
-    Runs write them down; those of an older version are looked at again here, without what their recipe would tell.
+    Runs write them down; those of an older version are looked at again here, with the streams of their recipe.
     """
     written = any(isinstance(record.get("alarms"), list) for record in metrics)
-    health = Health({})
+    health = Health(streams or {})
     raised: dict[str, list[float]] = {}
     for number, record in enumerate(metrics, start=1):
         at = _number(record.get("iteration")) or float(number)
