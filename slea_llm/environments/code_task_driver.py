@@ -15,6 +15,7 @@ import signal
 import sqlite3
 import sys
 import traceback
+import urllib.request  # noqa: F401 (loaded once, so that each test's process need not)
 from typing import Any, NoReturn
 
 MOST = 65536

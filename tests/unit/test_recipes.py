@@ -23,7 +23,7 @@ def test_recipe_allows_the_turns_that_its_environment_allows(name: str) -> None:
 
 def test_every_environment_of_this_library_has_a_recipe() -> None:
     named = {name.removesuffix("_tiny.yaml") for name in TINY}
-    assert named >= registry.ROWS["environment"].keys() - {"gymnasium", "textworld", "verifiers", "code_task"}
+    assert named >= registry.ROWS["environment"].keys() - {"gymnasium", "textworld", "verifiers"}
 
 
 def test_the_support_recipe_knows_no_support() -> None:

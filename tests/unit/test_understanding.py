@@ -77,4 +77,4 @@ def test_a_thought_and_a_broken_call_do_nothing(name: str) -> None:
 
 def test_every_environment_of_this_library_has_paraphrases() -> None:
     adapters = {"gymnasium", "textworld", "verifiers"}
-    assert set(PARAPHRASES) >= registry.ROWS["environment"].keys() - adapters - {"code_task"}
+    assert set(PARAPHRASES) >= registry.ROWS["environment"].keys() - adapters
