@@ -173,10 +173,12 @@ class CodeTask:
             what = "; ".join(verdict.attempts[:3]) or verdict.errors.strip().rpartition("\n")[2][:200]
             broke = f"{verdict.status}: {what}" if what else str(verdict.status)
             return TestRun(faults={case.name: broke for case in cases}, broke=broke)
-        answers = json.loads(verdict.output)
-        return TestRun(
-            faults={case.name: fault(spec, case, given) for case, given in zip(cases, answers, strict=True)}
-        )
+        try:
+            answers: list[dict[str, Any]] = json.loads(verdict.output)
+        except (ValueError, RecursionError):
+            broke = "no answers came back"
+            return TestRun(faults={case.name: broke for case in cases}, broke=broke)
+        return TestRun(faults={case.name: fault(spec, case, given) for case, given in zip(cases, answers, strict=True)})
 
 
 class CodeEpisode(NotedEpisode):

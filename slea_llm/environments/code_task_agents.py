@@ -33,7 +33,12 @@ _READ = {
         raise ValueError("not lines of id and amount")
 """,
 }
-_IMPORTS = {"http": "import json\nimport urllib.request", "json": "import json", "csv": "import csv\nimport io", "lines": ""}
+_IMPORTS = {
+    "http": "import json\nimport urllib.request",
+    "json": "import json",
+    "csv": "import csv\nimport io",
+    "lines": "",
+}
 _BAD = {"skip": "continue", "raise": "raise", "zero": "amount = 0"}
 _REPEATED = {
     "first": "found.setdefault(number, amount)",

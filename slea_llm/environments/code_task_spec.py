@@ -79,7 +79,11 @@ def written(spec: Spec, case: Case) -> str:
         whole = json.dumps([{"id": number, "amount": amount} for number, amount in records or ((1, 5), (2, 6))])
         return whole if records is not None else whole[:-4]
     if spec.source == "lines":
-        return "\n".join(f"id={number} amount={amount}" for number, amount in records or ()) if records is not None else "?"
+        return (
+            "\n".join(f"id={number} amount={amount}" for number, amount in records or ())
+            if records is not None
+            else "?"
+        )
     table = io.StringIO()
     rows = [("id", "amount"), *records] if records is not None else [("name", "colour"), ("a", "b")]
     csv.writer(table, lineterminator="\n").writerows(rows)
@@ -114,7 +118,7 @@ def kept(spec: Spec, records: Sequence[Record]) -> dict[int, int] | None:
                 return None
             if spec.bad == "skip":
                 continue
-            amount = 0  # noqa: PLW2901 (that is what the user asked for)
+            amount = 0
         if number not in found or spec.repeated == "last":
             found[number] = amount
         elif spec.repeated == "sum":
@@ -123,7 +127,13 @@ def kept(spec: Spec, records: Sequence[Record]) -> dict[int, int] | None:
 
 
 def fault(spec: Spec, case: Case, answer: Mapping[str, Any]) -> str | None:
-    """What is wrong with an answer, in the words of Python; None when it is right."""
+    """What is wrong with an answer, in the words of Python; None when it is right.
+
+    The code under test can write an answer of its own making, so that it may hold anything.
+    """
+    raised = answer.get("raised", ())
+    if not isinstance(raised, list | tuple) or not all(isinstance(name, str) for name in raised):
+        return "gave an answer of an unknown form"
     wanted = kept(spec, case.records) if case.records is not None else None
     rows = answer.get("rows")
     if answer.get("hung"):
@@ -131,13 +141,13 @@ def fault(spec: Spec, case: Case, answer: Mapping[str, Any]) -> str | None:
     if wanted is None:
         if "raised" not in answer:
             return f"returned {_short(answer.get('value'))}, should raise"
-        if case.records is not None and "ValueError" not in answer["raised"]:
-            return f"raised {answer['message']}, should raise ValueError"
-        if set(answer["raised"]) & {"ImportError", "NameError", "SystemExit", "SyntaxError", "TypeError"}:
-            return f"raised {answer['message']}"
+        if case.records is not None and "ValueError" not in raised:
+            return f"raised {answer.get('message')}, should raise ValueError"
+        if set(raised) & {"ImportError", "NameError", "SystemExit", "SyntaxError", "TypeError"}:
+            return f"raised {answer.get('message')}"
         return f"left rows {_short(rows)} behind" if rows else None
     if "raised" in answer:
-        return f"raised {answer['message']}"
+        return f"raised {answer.get('message')}"
     pairs = sorted([number, amount] for number, amount in wanted.items())
     if spec.target in TABLES:
         if rows != pairs and not (rows is None and not pairs):
@@ -146,7 +156,11 @@ def fault(spec: Spec, case: Case, answer: Mapping[str, Any]) -> str | None:
     else:
         # JSON has texts as keys.
         right = {str(number): amount for number, amount in pairs} if spec.target == "dictionary" else pairs
-    return None if _same(answer.get("value"), right) else f"returned {_short(answer.get('value'))}, should return {_short(right)}"
+    return (
+        None
+        if _same(answer.get("value"), right)
+        else f"returned {_short(answer.get('value'))}, should return {_short(right)}"
+    )
 
 
 def _same(one: Any, other: Any) -> bool:

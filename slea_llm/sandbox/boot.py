@@ -1,6 +1,7 @@
 """Starts the program inside the sandbox and notes what it tries. It reports; walls are the kernel's (jail.py).
 
-Copied into the sandbox and imported there alone, so it imports nothing of this library. A program can silence its notes, which loses a line of the report and opens nothing.
+Copied into the sandbox and imported there alone, so it imports nothing of this library. A program can silence its
+notes, which loses a line of the report and opens nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import sys
 from typing import Any
 
 PATHS = frozenset(
-    "open os.listdir os.scandir os.chmod os.chown os.remove os.rename os.mkdir os.rmdir os.symlink os.link os.truncate "
-    "os.utime os.chdir shutil.rmtree shutil.copyfile".split()
+    (
+        *("open", "os.listdir", "os.scandir", "os.chdir", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link"),
+        *("os.symlink", "os.chmod", "os.chown", "os.truncate", "os.utime", "shutil.rmtree", "shutil.copyfile"),
+    )
 )
-NAMES = frozenset("socket.getaddrinfo socket.gethostbyname".split())
-ADDRESSES = frozenset("socket.connect socket.bind socket.sendto".split())
+NAMES = frozenset(("socket.getaddrinfo", "socket.gethostbyname"))
+ADDRESSES = frozenset(("socket.connect", "socket.bind", "socket.sendto"))
 
 
 class Notes:
@@ -83,14 +86,14 @@ def ending(error: BaseException) -> str | None:
 def start(fd: int, loopback: bool, readable: tuple[str, ...]) -> None:
     """Run /work/main.py as `__main__`."""
     notes = Notes(fd, readable, loopback)
-    with open("/work/main.py", encoding="utf-8") as source:  # noqa: PTH123 (starts without pathlib)
+    with open("/work/main.py", encoding="utf-8") as source:
         text = source.read()
     sys.argv[:] = ["main.py"]
     sys.path[:] = ["/work", *(path for path in sys.path if path != "/boot")]
     sys.addaudithook(notes.hook)
     try:
         exec(compile(text, "main.py", "exec", dont_inherit=True), sys.modules["__main__"].__dict__)  # noqa: S102
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (raised again below)
         if limit := ending(error):
             notes.note("limit", limit)
         # A traceback begins with the program's own line.

@@ -72,7 +72,7 @@ _ARCHITECTURES: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """Machine -> column of the numbers, audit code."""
 
-_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_CLONE, _CLONE3, _SOCKET, _PRLIMIT = (56, 220), (435, 435), (41, 198), (302, 261)
 _NEW_NAMESPACES = 0x7E020000
 _UNIX, _INET = 1, 2
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -98,6 +98,9 @@ def program(*, loopback: bool) -> bytes:
     # clone3 hides its flags behind a pointer: the C library falls back to clone.
     code += [_op(_EQUAL, _CLONE3[column], 0, 1), _op(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [_op(_EQUAL, _CLONE[column], 0, 3), _op(_LOAD, 16), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1)]
+    code += [_op(_RETURN, _KILL), _op(_LOAD, 0)]
+    # Limits of other processes: the one that watches is of the same user.
+    code += [_op(_EQUAL, _PRLIMIT[column], 0, 3), _op(_LOAD, 16), _op(_EQUAL, 0, 1, 0)]
     code += [_op(_RETURN, _KILL), _op(_LOAD, 0)]
     code += [_op(_EQUAL, _SOCKET[column], 1, 0), _op(_RETURN, _ALLOW), _op(_LOAD, 16)]
     for family in (_UNIX, _INET) if loopback else (_UNIX,):

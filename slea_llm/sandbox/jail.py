@@ -1,8 +1,8 @@
 """Builds the sandbox and watches it. Runs as a process of its own, started by `slea_llm.sandbox.runner`.
 
-Four processes: a guard outside, which maps user ids; its child, which makes the namespaces and the file tree; that one's
-child, process 1 of the sandbox, which gives up every privilege, watches the limits and takes everything with it when it
-ends; and the program. Each dies with its parent. Only the standard library: it starts without site-packages.
+Four processes: a guard outside, which maps user ids; its child, which makes the namespaces and the file tree; the child
+of that, process 1 of the sandbox, which gives up every privilege, watches the limits and takes everything with it when
+it ends; and the program. Each dies with its parent. Only the standard library: it starts without site-packages.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def spare_id() -> int | None:
     """A user id that nothing else has; None where this process may only be itself (it is not root)."""
     if os.geteuid() != 0:
         return None
-    with open("/proc/self/uid_map", encoding="ascii") as table:  # noqa: PTH123 (starts without pathlib)
+    with open("/proc/self/uid_map", encoding="ascii") as table:
         ranges = [(int(first), int(count)) for first, _, count in map(str.split, table)]
     first, count = max(ranges, key=lambda one: one[1])
     low, high = max(first, 100_000), min(first + count, 2**31)
@@ -91,6 +91,8 @@ def spare_id() -> int | None:
 def guard(request: dict[str, Any], libc: _Libc) -> None:
     """Start the sandbox and wait for it."""
     libc.control(_PDEATHSIG, signal.SIGKILL)
+    # Python's own handler would let the program interrupt process 1, which no other signal of it reaches.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     identity = spare_id()
     if os.geteuid() == 0:
         os.setgroups([])
@@ -222,7 +224,7 @@ def become(request: dict[str, Any], libc: _Libc, noted: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_s"], request["cpu_s"] + 1))
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     start = f"import sys; sys.path.append('/boot'); import boot; boot.start({noted}, {request['loopback']}, "
     start += f"{tuple(request['readable'])!r})"
@@ -231,7 +233,7 @@ def become(request: dict[str, Any], libc: _Libc, noted: int) -> None:
     environment["MALLOC_ARENA_MAX"] = "1"  # else each thread sets 64 MiB of address space aside
     libc.filter(filters.program(loopback=request["loopback"]))
     # -X utf8: what it prints is UTF-8 whatever the locale.
-    os.execve(python, [python, "-I", "-S", "-B", "-X", "utf8", "-c", start], environment)
+    os.execve(python, [python, "-I", "-S", "-B", "-X", "utf8", "-c", start], environment)  # noqa: S606 (no shell is wanted)
 
 
 def watch(request: dict[str, Any], program: int, notes: int) -> dict[str, Any]:
@@ -259,8 +261,25 @@ def watch(request: dict[str, Any], program: int, notes: int) -> dict[str, Any]:
                 cause = "out_of_memory"
             elif time.monotonic() >= ends:
                 cause = "timed_out"
-    pairs = [json.loads(line) for line in noted.splitlines() if line.endswith(b"]")]
-    return {"cause": cause, "status": status, "notes": pairs[:50], "full": full}
+    return {"cause": cause, "status": status, "notes": _read_notes(noted), "full": full}
+
+
+def _read_notes(noted: bytes) -> list[list[str]]:
+    """At most 50 different (event, argument); the program can write to the pipe too, so that it may hold anything."""
+    found: dict[bytes, list[str]] = {}
+    for line in noted.splitlines():
+        try:
+            pair = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(part, str) for part in pair)
+            and len(found) < 50
+        ):
+            found[line] = [part[:300] for part in pair]
+    return list(found.values())
 
 
 def _reap(program: int) -> tuple[int | None, float]:
@@ -296,7 +315,7 @@ def _usage() -> tuple[int, int]:
         if not name.isdigit() or name == "1":
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123 (starts without pathlib)
+            with open(f"/proc/{name}/stat", "rb") as stat:
                 # The second field is the program's own choice and may hold anything but the last parenthesis.
                 values = stat.read().rpartition(b")")[2].split()
         except OSError:
@@ -318,7 +337,7 @@ def _place(source: str, target: str) -> None:
 
 def _write(path: str, text: str) -> None:
     try:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 (starts without pathlib)
+        with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise SetUpError(f"{path}: {error.strerror}") from error

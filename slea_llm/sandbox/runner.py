@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import IO, Any, Literal, TypeAlias, cast, get_args
 
 from slea_llm.errors import ConfigError, EpisodeError, UnsupportedError
 from slea_llm.sandbox import filters
@@ -43,8 +43,8 @@ _GRACE_S = 10.0
 
 MEND = (
     "Allow this user to make namespaces (user.max_user_namespaces > 0; kernel.unprivileged_userns_clone=1 and "
-    "kernel.apparmor_restrict_unprivileged_userns=0 where the system has them; a container needs a seccomp profile that "
-    "permits them), or run as root of the machine"
+    "kernel.apparmor_restrict_unprivileged_userns=0 where the system has them; a container needs a seccomp profile "
+    "that permits them), or run as root of the machine"
 )
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
@@ -171,7 +171,7 @@ def _supervised(request: bytes, limits: Limits) -> _Streams:
     reading, writing = os.pipe()
     streams = _Streams()
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 (what it runs is ours; what is not goes through a pipe)
             [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", start, str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -186,15 +186,22 @@ def _supervised(request: bytes, limits: Limits) -> _Streams:
         raise
     finally:
         os.close(writing)
-    with process, open(reading, "rb", buffering=0) as report:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with process, os.fdopen(reading, "rb", buffering=0) as report:
         try:
-            process.stdin.write(request + b"\n")
-            process.stdin.flush()
-            _read(streams, ((process.stdout, "output"), (process.stderr, "errors"), (report, "report")), limits)
+            with contextlib.suppress(BrokenPipeError):  # the jail ended at once; its errors say why
+                _pipe(process.stdin).write(request + b"\n")
+                _pipe(process.stdin).flush()
+            sources = ((_pipe(process.stdout), "output"), (_pipe(process.stderr), "errors"), (report, "report"))
+            _read(streams, sources, limits)
         finally:
             _end(process)
     return streams
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise RuntimeError("the process was started without pipes")
+    return stream
 
 
 def _read(streams: _Streams, sources: Sequence[tuple[Any, str]], limits: Limits) -> None:
@@ -219,9 +226,8 @@ def _read(streams: _Streams, sources: Sequence[tuple[Any, str]], limits: Limits)
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask the jail to end, which takes everything inside with it; after a grace, end its group."""
-    assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
+        _pipe(process.stdin).close()
     try:
         process.wait(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:
@@ -284,6 +290,6 @@ def _status(
     met = [what.strip("'") for event, what in report["notes"] if event == "limit"]
     if report["full"] or number == signal.SIGXFSZ:
         return "too_much_disk"
-    if met and met[0] in STATUSES:
+    if met and met[0] in ("out_of_memory", "too_much_disk", "too_many_processes"):
         return cast(Status, met[0])
     return "failed" if number is None else "killed"
