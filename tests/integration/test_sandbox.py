@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
-LIMITS = Limits(wall_s=4.0, cpu_s=3, memory_mib=128, processes=8, output_bytes=20_000, disk_mib=4)
+LIMITS = Limits(wall_s=30.0, cpu_s=2, memory_mib=128, processes=8, output_bytes=20_000, disk_mib=4)
 
 MARK = f"slea-hostile-{os.getpid()}"
 """Stands in the command line of everything that a hostile program starts."""
@@ -46,6 +46,7 @@ class Hostile:
     status: tuple[Status, ...]
     never: str = "passed"
     tried: str = ""
+    wall_s: float = LIMITS.wall_s
 
 
 def number(call: str) -> int:
@@ -106,7 +107,7 @@ while True:
         status=("too_many_processes",),
     ),
     Hostile(name="spins", program="while True: pass", status=("timed_out",)),
-    Hostile(name="sleeps", program="import time; time.sleep(600)", status=("timed_out",)),
+    Hostile(name="sleeps", program="import time; time.sleep(600)", status=("timed_out",), wall_s=1.0),
     Hostile(
         name="sleeps_deaf",
         program="""
@@ -117,6 +118,7 @@ for number in range(1, 65):
 while True: time.sleep(1)
 """,
         status=("timed_out",),
+        wall_s=1.0,
     ),
     Hostile(
         name="daemon",
@@ -144,6 +146,7 @@ import time; time.sleep(1); raise SystemExit(3)
         name="waits_for_a_pipe",
         program="import os; os.mkfifo('pipe'); open('pipe').read(); print('passed')",
         status=("timed_out",),
+        wall_s=1.0,
     ),
     # ---- memory, disk, output ------------------------------------------------------------------------------------
     Hostile(name="memory", program="x = bytearray(1 << 34); print('passed')", status=("out_of_memory",)),
@@ -159,7 +162,7 @@ import os, time
 for _ in range(5):
     if not os.fork():
         break
-x = bytearray(b'x' * (60 << 20)); time.sleep(3); print('passed')
+x = bytearray(b'x' * (60 << 20)); time.sleep(20); print('passed')
 """,
         status=("out_of_memory",),
     ),
@@ -286,8 +289,8 @@ print('still here')
     ),
     Hostile(
         name="signals_all",
-        program="import os; os.kill(-1, 9)\nwhile True: pass",
-        status=("forbidden", "timed_out"),
+        program="import os; os.kill(-1, 9)",
+        status=("forbidden",),
         tried="os.kill -1",
     ),
     Hostile(
@@ -325,7 +328,7 @@ raise ValueError
         name="garbled_notes",
         program="""
 import os
-for text in (b'[1]', b'{}', b'["limit"]', b'["a", 3]', b'[' * 9000 + b']', b'9' * 9000 + b']', b'\\xff]', b'["limit", "ok"]'):
+for text in (b'[1]', b'{}', b'["limit"]', b'["a", 3]', b'[' * 9000, b'9' * 9000, b'\\xff]', b'["limit", "ok"]'):
     for fd in range(3, 64):
         try: os.write(fd, text + bytes([10]))
         except OSError: pass
@@ -423,7 +426,7 @@ def attack(hostile: Hostile, folder: Path, port: int) -> Verdict:
     program = hostile.program
     for name, value in values.items():
         program = program.replace(name, value)
-    verdict = run({"main.py": program}, LIMITS)
+    verdict = run({"main.py": program}, replace(LIMITS, wall_s=hostile.wall_s))
     assert outside.read_text(encoding="utf-8") == f"passed {SECRET}"
     return verdict
 
@@ -462,6 +465,8 @@ def test_hostile_program(hostile: Hostile, tmp_path: Path, port: int, monkeypatc
 def test_honest_program(program: str, status: str) -> None:
     verdict = run({"main.py": program, "helper.py": "x = 1"}, LIMITS)
     assert (verdict.status, verdict.attempts) == (status, ()), verdict
+    codes = {"ok": 0, "raise SystemExit(3)": 3}
+    assert verdict.exit_code == codes.get(status, codes.get(program, 1))
 
 
 def test_the_network_of_the_sandbox_is_its_own(port: int) -> None:
