@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -515,3 +516,38 @@ def wait_for(condition: object) -> None:
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.05)
+
+
+def test_works_without_root() -> None:
+    """As nobody, by the system's Python; where the whole run is not root's, every other test here shows it."""
+    if os.geteuid() != 0:
+        pytest.skip("this run is not root's: the other tests show it")
+    root, python = str(Path(__file__).resolve().parents[2]), "/usr/bin/python3"
+    code = (
+        "import os, json; from slea_llm.sandbox.runner import *\n"
+        "program = 'import ctypes, os; print(open(\"/proc/self/status\").read()); os.setgid(5)'\n"
+        "verdicts = [run({'main.py': text}, Limits()) for text in ('print(1)', program, 'open(\"/etc/passwd\")')]\n"
+        "print(json.dumps([os.geteuid(), *[[v.status, v.output] for v in verdicts]]))"
+    )
+    done = (
+        subprocess.run(
+            [python, "-c", f"import sys; sys.path.append({root!r})\n{code}"],
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if Path(python).exists()
+        else None
+    )
+    if done is None or "ModuleNotFoundError" in done.stderr or "SyntaxError" in done.stderr:
+        pytest.skip(f"nobody has no Python here that reads this library: {python}, {root}")
+    assert done.returncode == 0, done.stderr
+    user, plain, privileges, outside = json.loads(done.stdout)
+    assert (user, plain, outside[0]) == (65534, ["ok", "1\n"], "forbidden")
+    assert "CapEff:\t0000000000000000" in privileges[1]
+    assert "CapBnd:\t0000000000000000" in privileges[1]
+    assert privileges[0] == "forbidden"  # it read /proc
