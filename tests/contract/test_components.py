@@ -32,6 +32,9 @@ TORCH_FREE = frozenset(
         ("evaluator", "rules"),
         ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
+        ("user", "scripted"),
+        ("user", "llm"),
+        ("referee", "rules"),
         ("augmenter", "success_backprop"),
         ("augmenter", "repeat_penalty"),
     }
