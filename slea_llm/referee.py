@@ -150,7 +150,7 @@ class Referee:
         first = next((one for one in faults if _decides(one, seen)), None)
         if first is not None:
             return self._ruling(first, faults)
-        if seen.success:
+        if seen.success or seen.trajectory.termination == "unknown":  # a log that says no ending says no failure
             return Ruling(party=None, noted=faults)
         return None
 
@@ -202,7 +202,8 @@ def find(seen: View) -> tuple[Fault, ...]:
 
 
 def _decides(fault: Fault, seen: View) -> bool:
-    return fault.weight == "decisive" or (fault.weight == "serious" and (not seen.success or fault.party == "scorer"))
+    failed = not seen.success and seen.trajectory.termination != "unknown"
+    return fault.weight == "decisive" or (fault.weight == "serious" and (failed or fault.party == "scorer"))
 
 
 def _read(answer: Mapping[str, Any], seen: View) -> Fault:

@@ -18,9 +18,11 @@ def other_faults(seen: View) -> Iterator[Fault]:
     if trajectory.failed:
         yield _broke(str(trajectory.error))
         return
-    if trajectory.outcome is None:
+    if trajectory.outcome is None and trajectory.termination != "unknown":
         yield Fault(party="scorer", kind="no_outcome", turn=len(trajectory.turns), quote="outcome: none")
-    elif (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0):
+    elif trajectory.outcome is not None and (
+        (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0)
+    ):
         quote = f"termination {trajectory.termination}, outcome {trajectory.outcome:g}"
         yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
     yield from _state(seen)
@@ -50,14 +52,20 @@ def _state(seen: View) -> Iterator[Fault]:
     if not turns or not seen.wanted or seen.success:
         return
     filled = turns[-1].state_after.get("filled")
-    if not isinstance(filled, Mapping) or not filled:
+    if not isinstance(filled, Mapping):
         return
+    for slot in seen.wanted:
+        told = [line for line in seen.user_lines if slot.named_in(line.text)]
+        if told and slot.slot not in filled and slot.slot in turns[-1].state_after.get("missing", ()):
+            note = f"noted nothing for {slot.slot}"
+            yield Fault(party="environment", kind="misheard", turn=told[-1].turn, quote=told[-1].text[:300], note=note)
     wrong = {
         slot: filled[slot.slot]
         for slot in seen.wanted
         if slot.slot in filled and not slot.is_value(str(filled[slot.slot]))
     }
-    if turns[-1].state_after.get("placed") and not wrong and all(slot.slot in filled for slot in seen.wanted):
+    whole = bool(filled) and all(slot.slot in filled for slot in seen.wanted)
+    if turns[-1].state_after.get("placed") and not wrong and whole:
         quote = f"placed with {_short(filled)}"
         yield Fault(party="scorer", kind="contradicts_outcome", turn=len(turns), quote=quote, weight="suspect")
     for slot, value in wrong.items():

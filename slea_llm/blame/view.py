@@ -157,8 +157,9 @@ def _lines(trajectory: Trajectory) -> Iterator[Line]:
         yield from _context(turn.index, turn.context)
         text = str(changed.get(str(turn.index), without_thoughts(turn.text)))
         yield Line(turn=turn.index, side="agent", text=_CALL.sub("", text).strip())
-    last = trajectory.provenance.get("last_messages", ())
     after = len(trajectory.turns)
+    yield from _context(after, trajectory.closing)
+    last = () if trajectory.closing else trajectory.provenance.get("last_messages", ())
     for message in last if isinstance(last, list | tuple) else ():
         if message.get("role") in ("user", "tool") and not (
             trajectory.termination == "user_left" and not message.get("content")

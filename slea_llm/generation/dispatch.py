@@ -11,21 +11,21 @@ from slea_llm.errors import GenerationError
 T = TypeVar("T")
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-RequestIn = TypeVar("RequestIn", contravariant=True)
-ResultOut = TypeVar("ResultOut", covariant=True)
+Incoming = TypeVar("Incoming", contravariant=True)
+Outgoing = TypeVar("Outgoing", covariant=True)
 
 # Passes of the event loop without a new request after which a batch counts as complete. Episodes that go on at the
 # same moment then always share a batch: its make-up, and with it float rounding, does not depend on timing.
 QUIET_PASSES = 8
 
 
-class Backend(Protocol[RequestIn, ResultOut]):
+class Backend(Protocol[Incoming, Outgoing]):
     """A sampler that works on many requests at once.
 
     A number may be stopped that is not known (any more); that does nothing.
     """
 
-    def advance(self, starts: Sequence[tuple[int, RequestIn]], stops: Sequence[int]) -> Sequence[tuple[int, ResultOut]]:
+    def advance(self, starts: Sequence[tuple[int, Incoming]], stops: Sequence[int]) -> Sequence[tuple[int, Outgoing]]:
         """Take up new requests, drop the stopped ones, work for a moment, and return what finished.
 
         Called again as long as a request is unfinished. The event loop stands still meanwhile.

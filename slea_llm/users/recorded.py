@@ -174,6 +174,7 @@ def _record(trajectory: Trajectory) -> _Record | None:
         return None
     last = trajectory.provenance.get("last_messages", ())
     after = [str(one.get("content", "")) for one in last if isinstance(one, Mapping) and one.get("role") == "user"]
+    after += [message.content for message in trajectory.closing if message.role == "user"]
     changed = trajectory.provenance.get("heard", {})
     following: list[str | None] = [*heard[1:], after[-1] if after else None]
     pairs = [

@@ -32,6 +32,9 @@ TORCH_FREE = frozenset(
         ("evaluator", "rules"),
         ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
+        ("user", "scripted"),
+        ("user", "llm"),
+        ("referee", "rules"),
         ("augmenter", "success_backprop"),
         ("augmenter", "repeat_penalty"),
     }
@@ -39,7 +42,6 @@ TORCH_FREE = frozenset(
 
 PARSERS = sorted(registry.names("parser"))
 EVALUATORS = sorted(registry.names("evaluator"))
-AUGMENTERS = sorted(registry.names("augmenter"))
 ROWS = [(kind, name) for kind in ("parser", "evaluator", "augmenter") for name in sorted(registry.names(kind))]
 
 
