@@ -82,6 +82,7 @@ demo-smollm2: ready  ## Three updates of SmolLM2-135M with every step-0 check an
 bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/rollout.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/credit.py
 
 study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
 	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg

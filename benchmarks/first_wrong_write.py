@@ -94,10 +94,14 @@ def main() -> None:
         ["writes in order", *shown(cases, [writes_in_order(case) for case in cases])],
         ["rules", *shown(cases, [turn_scores(case.scored, Rules(Rules.Config())) for case in cases])],
     ]
-    for name, (fit, cls) in FITTED.items():
-        rows.append(
-            [name, *shown(cases, held_out(cases, scored, fit, cls, by=arguments.held_out, seed=arguments.seed))]
-        )
+    found = {
+        name: held_out(cases, scored, fit, cls, by=arguments.held_out, seed=arguments.seed)
+        for name, (fit, cls) in FITTED.items()
+    }
+    # Both judge a step against what else is usual there, in differences of success probability: equal weights.
+    pair = zip(found["hindsight"], found["counterfactual_prediction"], strict=True)
+    found["blend of the last two"] = [(one + other) / 2.0 for one, other in pair]
+    rows += [[name, *shown(cases, turns)] for name, turns in found.items()]
     print(f"{len(cases)} failures of {len({case.task for case in cases})} tasks, {len(scored)} dialogues in the log")
     print(table(["order of the turns", "mean reciprocal rank", "95 %", "over chance", "over later first"], rows))
 

@@ -1,6 +1,6 @@
 """Score large logs with rules: peak memory against that of a small log, and records a second over a bare parse.
 
-    python benchmarks/logs.py [--folder DIR] [--sizes 10 100 1000] [--forms lines array] [--parser tagged]
+    python benchmarks/logs.py [--folder DIR] [--sizes 10 100 1000] [--record 14] [--forms lines array]
 
 For each size (MB, of 10^6 bytes) a JSON lines file and one JSON array of tool-calling dialogues are made, and each is
 scored in a process of its own: read by `LogReader`, cut, scored by `knowledge_base`, written as a scored log. A bare
@@ -50,28 +50,31 @@ WORDS = (
 )
 
 
-def dialogue(number: int, rng: random.Random) -> dict[str, Any]:
-    """A dialogue of 2 to 6 exchanges with thoughts, calls and results, about 14 kB, most of it prompt and results."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": " ".join(rng.choices(WORDS, k=1400))}]
-    for turn in range(rng.randint(2, 6)):
+def dialogue(number: int, kilobytes: int, rng: random.Random) -> dict[str, Any]:
+    """A dialogue of 2 to 6 exchanges with thoughts, calls and results, of about this size, most of it results."""
+    exchanges = rng.randint(2, 6)
+    words = kilobytes * 220 // exchanges
+    messages: list[dict[str, Any]] = [{"role": "system", "content": " ".join(rng.choices(WORDS, k=300))}]
+    for turn in range(exchanges):
         messages.append({"role": "user", "content": " ".join(rng.choices(WORDS, k=15))})
         arguments = json.dumps({"order": f"W{rng.randrange(10**6)}", "reason": " ".join(rng.choices(WORDS, k=6))})
         calls = [{"id": f"c{turn}", "type": "function", "function": {"name": "find_order", "arguments": arguments}}]
         thought = f"First I look it up. Then I answer. {' '.join(rng.choices(WORDS, k=12))}."
         messages.append({"role": "assistant", "content": None, "reasoning_content": thought, "tool_calls": calls})
-        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": " ".join(rng.choices(WORDS, k=350))})
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": " ".join(rng.choices(WORDS, k=words))})
         messages.append({"role": "assistant", "content": f"{' '.join(rng.choices(WORDS, k=20))}. Anything else?"})
     return {"id": f"d{number}", "messages": messages, "reward": float(rng.random() < 0.5)}
 
 
-def make(folder: Path, megabytes: int) -> tuple[Path, Path]:
-    """A lines file and an array of the same records, of about this size each."""
+def make(folder: Path, megabytes: int, kilobytes: int) -> tuple[Path, Path]:
+    """A lines file and an array of the same records, of about this size each: 64 dialogues under ever new ids."""
     lines, array = folder / f"lines-{megabytes}.jsonl", folder / f"array-{megabytes}.json"
-    rng = random.Random(megabytes)  # noqa: S311 - a fixed seed is what is wanted
+    rng = random.Random(kilobytes)  # noqa: S311 - a fixed seed is what is wanted
+    pool = [json.dumps(dialogue(number, kilobytes, rng)).partition(",")[2] for number in range(64)]
     size = number = 0
     with lines.open("w", encoding="utf-8") as one, array.open("w", encoding="utf-8") as other:
         while size < megabytes * 1_000_000:
-            text = json.dumps(dialogue(number, rng))
+            text = f'{{"id": "d{number}",{pool[number % len(pool)]}'
             one.write(f"{text}\n")
             other.write(f"{',' if number else '['}\n{text}")
             size += len(text) + 1
@@ -129,17 +132,18 @@ def apart(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def table(folder: Path, sizes: list[int], forms: list[str], parser: str) -> None:
+def table(folder: Path, arguments: argparse.Namespace) -> None:
     peaks: dict[str, float] = {}
     print(
         f"{'file':<15} {'records':>8} {'parse/s':>8} {'read/s':>8} {'score/s':>8} {'of parse':>8} {'peak MB':>8} ratio"
     )
-    for megabytes in sizes:
-        made = dict(zip(("lines", "array"), make(folder, megabytes), strict=True))
+    for megabytes in arguments.sizes:
+        files = make(folder, megabytes, arguments.record)
+        made = dict(zip(("lines", "array"), files, strict=True))
         parsed = apart("--do", "bare", "--file", str(made["lines"]))
-        for form in forms:
+        for form in arguments.forms:
             read = apart("--do", "read", "--file", str(made[form]))
-            scored = apart("--do", "score", "--file", str(made[form]), "--parser", parser)
+            scored = apart("--do", "score", "--file", str(made[form]), "--parser", arguments.parser)
             peak = max(read["peak"], scored["peak"])
             base = peaks.setdefault(form, peak)
             parse, reading, scoring = (one["records"] / one["seconds"] for one in (parsed, read, scored))
@@ -157,6 +161,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the files are made; without it a temporary folder")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="MB; the first is the base")
     parser.add_argument("--forms", nargs="+", choices=("lines", "array"), default=["lines", "array"])
+    parser.add_argument("--record", type=int, default=14, help="kB of a dialogue (default 14, as in tau-bench)")
     parser.add_argument("--parser", default="tagged", help="parser that cuts the replies")
     parser.add_argument("--do", choices=("bare", "read", "score"), help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -169,7 +174,7 @@ def main() -> None:
         score(arguments.file, arguments.parser)
     else:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            table(Path(folder), arguments.sizes, arguments.forms, arguments.parser)
+            table(Path(folder), arguments)
 
 
 if __name__ == "__main__":

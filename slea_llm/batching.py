@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from slea_llm.demonstrations import is_tokenised
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import AugmentedExperience, Batch, TokenTrace
 
@@ -63,12 +64,16 @@ def collate(
     old_values = stack(lambda one, stream: one.stats.values[stream][:-1])
     head_mask = _read_after(experiences, streams, grid, value_mask, returns, old_values)
     policy_mask = spread(lambda one: one.policy_mask.astype(bool))
+    imitated = spread(_imitated)
+    imitated[~grid.sampled] = np.nan
     counts = np.array([np.count_nonzero(experience.policy_mask) for experience in experiences])
     return Batch(
         input_ids=torch.from_numpy(grid.ids),
         attention_mask=torch.from_numpy(grid.attended),
         policy_mask=torch.from_numpy(policy_mask),
-        imitation_mask=torch.zeros(grid.ids.shape, dtype=torch.bool),
+        imitation_mask=torch.from_numpy(~np.isnan(imitated)),
+        imitation_weights=real(np.nan_to_num(imitated)),
+        prototypes=real(np.concatenate([_shares(experience) for experience in experiences])),
         value_mask=torch.from_numpy(value_mask),
         behaviour_logprobs=real(grid.behaviour),
         proximal_logprobs=real(spread(lambda one: one.stats.proximal)),
@@ -142,6 +147,8 @@ def blank(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
         attention_mask=torch.ones(shape, dtype=torch.bool),
         policy_mask=off,
         imitation_mask=off,
+        imitation_weights=zeros,
+        prototypes=torch.zeros(1, dtype=dtype),
         value_mask=off,
         behaviour_logprobs=zeros,
         proximal_logprobs=zeros,
@@ -153,6 +160,17 @@ def blank(*, streams: int, pad_id: int, dtype: torch.dtype) -> Batch:
         trajectory=torch.zeros(1, dtype=torch.int64),
         trajectory_tokens=torch.zeros(1, dtype=dtype),
     )
+
+
+def _imitated(experience: AugmentedExperience) -> np.ndarray:
+    """(n,) weight of the tokens that are imitated, NaN elsewhere."""
+    return np.full(len(experience.weights), np.nan) if experience.imitation is None else experience.imitation
+
+
+def _shares(experience: AugmentedExperience) -> np.ndarray:
+    """(rows,) share among the prototypes of a state; 0 for the rows of a dialogue."""
+    none = np.zeros(len(experience.scored.trajectory.traces))
+    return none if experience.prototypes is None else experience.prototypes
 
 
 def _grid(experiences: Sequence[AugmentedExperience], pad_id: int) -> _Grid:
@@ -197,8 +215,14 @@ def _check(experience: AugmentedExperience, streams: Sequence[str]) -> None:
         "weights": len(experience.weights),
         "value_mask": len(experience.value_mask),
         "policy_mask": len(experience.policy_mask),
+        "imitation": len(_imitated(experience)),
         "after_mask": len(_flags(experience)),
     }
+    if is_tokenised(trajectory) and experience.policy_mask.any():
+        raise ValueError(
+            f"trajectory {trajectory.id} was tokenised from text: no policy sampled its tokens, so that it may be "
+            "imitated and never stand in a ratio"
+        )
     targets = {**experience.after_returns, **experience.returns}
     for stream in streams:
         for name, numbers in (("returns", targets), ("values", experience.stats.values)):

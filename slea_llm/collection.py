@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,16 +120,45 @@ class OnlineCollector:
         first_episode = (self._position + own.start) * size
         self._position += groups
         tasks = [task for task in map(self._environment.task, seeds) for _ in range(size)]
-        try:
-            trajectories = self._rollout.run(tasks, first_episode=first_episode, policy_version=policy_version)
-        except FailedEpisodesError as error:
-            trajectories = list(error.trajectories)  # logged here; the trainer judges the share over all ranks
-        scored = list(self._scorer.score_many(trajectories))
-        self._log.append(*scored)
+        scored: list[ScoredTrajectory] = []
+        for part in self._scored(tasks, first_episode, policy_version):
+            self._log.append(*part)
+            scored += part
         telling = [one for one in scored if not one.trajectory.excluded]
         for observer in self._observers.values():
             observer.observe(iteration, telling)
         return scored
+
+    def _scored(
+        self, tasks: Sequence[Task], first_episode: int, policy_version: int
+    ) -> Iterator[list[ScoredTrajectory]]:
+        """The scored dialogues of these tasks, a batch at a time and in order.
+
+        One thread does all the scoring, a batch at a time, so that evaluators see what they would see without it; this
+        thread plays on meanwhile, until `scoring_ahead` batches wait. An error of either ends both.
+        """
+        size, ahead = self._settings.scoring_batch or max(len(tasks), 1), self._settings.scoring_ahead
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="scoring") as pool:
+            waiting: deque[Future[list[ScoredTrajectory]]] = deque()
+            for start in range(0, len(tasks), size):
+                while len(waiting) > ahead:
+                    yield waiting.popleft().result()
+                played = self._play(tasks[start : start + size], first_episode + start, policy_version)
+                if ahead:
+                    waiting.append(pool.submit(self._score, played))
+                else:
+                    yield self._score(played)
+            for done in waiting:
+                yield done.result()
+
+    def _play(self, tasks: Sequence[Task], first_episode: int, policy_version: int) -> list[Trajectory]:
+        try:
+            return self._rollout.run(tasks, first_episode=first_episode, policy_version=policy_version)
+        except FailedEpisodesError as error:
+            return list(error.trajectories)  # logged here; the trainer judges the share over all ranks
+
+    def _score(self, played: Sequence[Trajectory]) -> list[ScoredTrajectory]:
+        return list(self._scorer.score_many(played))
 
 
 def panel_player(

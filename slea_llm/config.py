@@ -16,6 +16,7 @@ from slea_llm.settings import (
     EvaluationSettings,
     ExportSettings,
     ModelSettings,
+    ReplaySettings,
     RolloutSettings,
     RunSettings,
     StreamSettings,
@@ -59,6 +60,7 @@ class Recipe(BaseModel):
     run: RunSettings = RunSettings()
     rollout: RolloutSettings = RolloutSettings()
     trainer: TrainerSettings = TrainerSettings()
+    replay: ReplaySettings = ReplaySettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     export: ExportSettings = ExportSettings()
@@ -96,7 +98,7 @@ class ScoringRecipe(BaseModel):
     augmenters: tuple[ComponentSpec, ...] = ()
     streams: dict[str, StreamSettings] = {}
     """Empty: the outcome, and every evaluator's scores at a weight of 0.3."""
-    credit: ComponentSpec = ComponentSpec(name="nested_gae", unit="step")  # type: ignore[call-arg]
+    credit: ComponentSpec = ComponentSpec(name="nested_gae")
     kl_in_reward: float = 0.0
     weights: WeightSettings = WeightSettings()
 

@@ -27,7 +27,7 @@ Link = Literal["adapter", "merge", "merged", "engine"]
 Row = tuple[int, ...]
 
 UNCHANGED = 1e-5
-"""Nats. A largest change below it is none: the two are read by two paths, whose rounding in float32 differs by up to 2e-6."""
+"""Nats. A largest change below it is none: two paths read the two, whose rounding in float32 differs by 2e-6."""
 SHARE_SLACK = 0.5
 """How far the share of the trained change that a link shows may be from 1."""
 SHARE_DOUBT = 0.25

@@ -351,6 +351,44 @@ class CreditAssigner(Protocol):
         ...
 
 
+class Replay(Protocol):
+    """A buffer of earlier dialogues. Every rank calls every method, in the same order."""
+
+    def mix(
+        self,
+        fresh: Sequence[ScoredTrajectory],
+        *,
+        iteration: int,
+        policy_version: int,
+        progress: float,
+        reducer: Reducer,
+    ) -> tuple[Sequence[ScoredTrajectory], Mapping[str, float]]:
+        """Store the fresh dialogues and return them with earlier ones behind them, and metrics."""
+        ...
+
+    def weigh(
+        self, experiences: Sequence[AugmentedExperience], *, reducer: Reducer
+    ) -> tuple[Sequence[AugmentedExperience], Mapping[str, float]]:
+        """The experiences with the importance weights of the drawn ones, and metrics; learns their priorities."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """JSON values."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Imitator(Protocol):
+    """Chooses what is imitated in the updates of an iteration; holds no state. Every rank calls it."""
+
+    def mark(
+        self, experiences: Sequence[AugmentedExperience], *, iteration: int, progress: float, reducer: Reducer
+    ) -> tuple[Sequence[AugmentedExperience], Mapping[str, float]]:
+        """The experiences with what is imitated marked, further ones that are there to be imitated, and metrics."""
+        ...
+
+
 class LossTerm(Protocol):
     """One loss over a Batch, with its own mask, weight and denominator.
 

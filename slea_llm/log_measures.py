@@ -236,14 +236,15 @@ class LogMeasures:
         return found
 
     def _success_line(self) -> str:
+        if self.interval is None:
+            broke = f", {self.broken} of which broke" if self.broken else ""
+            return f"success: unknown, the log does not say how its {self.dialogues} dialogues ended{broke}"
         rest = []
         if self.broken:
             rest.append(f"{self.broken} broke")
         if self.unknown:
             rest.append(f"of {self.unknown} the log does not say how they ended")
         tail = f" ({'; '.join(rest)})" if rest else ""
-        if self.interval is None:
-            return f"success: unknown for all {self.dialogues} dialogues{tail}"
         low, high = self.interval
         return (
             f"success: {self.successes}/{self.finished} = {100 * self.successes / self.finished:.1f} % "

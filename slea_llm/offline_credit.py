@@ -16,6 +16,7 @@ import numpy as np
 from slea_llm.crediting import OUTCOME, REFERENCE_KL, Crediting
 from slea_llm.errors import CreditError, EvaluatorError, UnsupportedError
 from slea_llm.interfaces import LocalReducer
+from slea_llm.log_measures import known_end
 from slea_llm.score_runs import StepCredit
 from slea_llm.types import AugmentedExperience, ScoredTrajectory, Step, TokenSpan, TokenStats, TokenTrace, Trajectory
 
@@ -38,8 +39,9 @@ def step_credit(crediting: Crediting, scored: Sequence[ScoredTrajectory]) -> lis
     refuse_live_parts(crediting)
     why_not: dict[int, str] = {}
     kept: dict[int, tuple[ScoredTrajectory, TokenStats]] = {}
-    baselines = _baselines([one.trajectory for one in scored])
-    for number, one in enumerate(scored):
+    graded = [_graded(one) for one in scored]
+    baselines = _baselines([one.trajectory for one in graded])
+    for number, one in enumerate(graded):
         if (reason := _unfit(one)) is not None:
             why_not[number] = reason
             continue
@@ -80,6 +82,21 @@ def one_token_a_step(scored: ScoredTrajectory) -> ScoredTrajectory:
 
 def _placed(step: Step, number: int | None) -> Step:
     return dataclasses.replace(step, tokens=None if number is None else TokenSpan(0, number, number + 1))
+
+
+def _graded(scored: ScoredTrajectory) -> ScoredTrajectory:
+    """The same with an outcome where the log says success or failure and no number: what its turns earned, else 1 or 0.
+
+    The 1 stands on the last turn. Nothing of this goes into the log.
+    """
+    trajectory = scored.trajectory
+    if trajectory.outcome is not None or not known_end(trajectory) or not trajectory.turns:
+        return scored
+    turns = list(trajectory.turns)
+    if not any(turn.reward for turn in turns):
+        turns[-1] = dataclasses.replace(turns[-1], reward=float(trajectory.success))
+    outcome = sum(turn.reward for turn in turns)
+    return dataclasses.replace(scored, trajectory=dataclasses.replace(trajectory, turns=tuple(turns), outcome=outcome))
 
 
 def _unfit(scored: ScoredTrajectory) -> str | None:

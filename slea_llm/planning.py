@@ -12,7 +12,7 @@ import yaml
 from slea_llm.augmenters.weighting import check_weights
 from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
 from slea_llm.crediting import check_streams
-from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.errors import ConfigError, UnsupportedError, nearest
 from slea_llm.interfaces import Unrepeatable
 
 LAUNCH_TYPES: Mapping[str, str] = {
@@ -66,6 +66,8 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     components = check_components(recipe)
     shut = _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
+    _check_replay(recipe, launch or Launch())
+    _check_imitation(recipe)
     for term, config in components["losses"]:
         if not getattr(term, "needs", frozenset()):
             term(config)  # it refuses what its settings cannot do together
@@ -137,6 +139,77 @@ def _check_losses(recipe: Recipe) -> None:
         )
     if recipe.model.dtype == "float64" and recipe.trainer.precision == "bf16":
         raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
+
+
+def _check_replay(recipe: Recipe, launch: Launch) -> None:
+    """What an earlier policy sampled is weighed by what it said then, and nothing takes the weight away."""
+    replay, rollout = recipe.replay, recipe.rollout
+    if rollout.scoring_ahead:
+        _check_scoring_thread(recipe)
+    if not replay.share:
+        return
+    if recipe.trainer.proximal == "sampler":
+        raise UnsupportedError(
+            "replay.share with trainer.proximal sampler would clip against the policy that sampled long ago, without a "
+            "weight; set trainer.proximal to trainer"
+        )
+    if any(spec.name == "ppo" and spec.options.get("importance_cap", 1.0) == 0 for spec in recipe.losses):
+        raise UnsupportedError(
+            "replay.share with ppo.importance_cap 0 would learn from an earlier policy's dialogues as if today's had "
+            "played them; set importance_cap to 2"
+        )
+    if replay.priority == "error" and recipe.model.critic == "none":
+        raise UnsupportedError(
+            "replay.priority error is the error of a critic, and model.critic is none; set it to success or uniform"
+        )
+    least = replay.share / (1 - replay.share) * (rollout.episodes // launch.processes)
+    if least < rollout.group_size:
+        raise UnsupportedError(
+            f"replay.share {replay.share:g} leaves room for {least:.1f} replayed dialogues an iteration and process, "
+            f"less than a group of {rollout.group_size}, so that nothing would ever be drawn; raise it or episodes"
+        )
+
+
+def _check_scoring_thread(recipe: Recipe) -> None:
+    """No evaluator of a run that scores while it plays uses what plays."""
+    for spec in recipe.evaluators:
+        cls, config = component_config("evaluator", spec)
+        endpoint = getattr(config, "endpoint", None)
+        parts = getattr(config, "evaluators", ())
+        busy = "continuations" in getattr(cls, "needs", frozenset()) or getattr(endpoint, "in_process", False)
+        if busy or any(part.name == "counterfactual" for part in parts):
+            raise UnsupportedError(
+                f"evaluator {spec.name!r} needs the sampler or an engine in this process, which plays the next "
+                "dialogues at the same time; set rollout.scoring_ahead to 0"
+            )
+
+
+def _check_imitation(recipe: Recipe) -> None:
+    evaluators = [spec.name for spec in recipe.evaluators]
+    for spec in recipe.losses:
+        if spec.name not in ("imitation", "imitation_prototypes"):
+            continue
+        _, config = component_config("loss", spec)
+        if config.gain != "advantage" and config.gain not in evaluators:
+            known = ["advantage", *evaluators]
+            raise ConfigError(
+                f"{spec.name}.gain {config.gain!r} is not one of {', '.join(known)}{nearest(config.gain, known)}"
+            )
+        if getattr(config, "form", "") == "sil":
+            _check_self_imitation(recipe)
+        shown = getattr(config, "demonstrations", "")
+        if shown and not Path(shown).is_file():
+            raise ConfigError(f"imitation.demonstrations {shown!r} is no file")
+
+
+def _check_self_imitation(recipe: Recipe) -> None:
+    """Its R is the return that was had, not an estimate that the critic has part in (Oh et al. 2018)."""
+    if recipe.model.critic == "none":
+        raise UnsupportedError("imitation.form sil compares a return with the critic's value; model.critic is none")
+    if recipe.credit.name == "nested_gae" and recipe.credit.options.get("lam_critic") != 1:
+        raise UnsupportedError(
+            "imitation.form sil needs returns that were had, not estimated; set credit.lam_critic to 1"
+        )
 
 
 def _check_credit(recipe: Recipe, method: Any, config: Any) -> None:
@@ -214,9 +287,11 @@ def _odd(recipe: Recipe, environment: Any, user: Any) -> list[str]:
     notes = []
     own_limit = getattr(environment, "max_turns", recipe.rollout.max_turns)
     if recipe.rollout.max_turns < own_limit:
+        critic_free = recipe.model.critic == "none"
+        then = "count as if nothing had followed" if critic_free else "are bootstrapped from the critic"
         notes.append(
             f"rollout.max_turns {recipe.rollout.max_turns} cuts dialogues before the environment's own limit of "
-            f"{own_limit}: they have no outcome and are bootstrapped from the critic; set it to {own_limit}"
+            f"{own_limit}: they have no outcome and {then}; set it to {own_limit}"
         )
     if recipe.rollout.episodes < 16:
         notes.append(
@@ -226,9 +301,11 @@ def _odd(recipe: Recipe, environment: Any, user: Any) -> list[str]:
         notes.append(
             f"trainer.learning_rate {recipe.trainer.learning_rate}: low for LoRA, which wants about 1e-5 to 1e-3"
         )
-    critic_free = recipe.model.critic == "none"
-    if critic_free and recipe.rollout.max_turns < own_limit:
-        notes.append("model.critic none: a dialogue that is cut counts as if nothing had followed")
+    if recipe.replay.share and recipe.replay.capacity < recipe.rollout.episodes:
+        notes.append(
+            f"replay.capacity {recipe.replay.capacity} is less than one iteration's {recipe.rollout.episodes} "
+            "dialogues: some are never drawn; set it to max_age times as many"
+        )
     endpoint = getattr(user, "endpoint", None)
     if endpoint is not None and endpoint.temperature == 0:
         notes.append(

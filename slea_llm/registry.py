@@ -78,6 +78,8 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "value": "slea_llm.losses.value:ValueLoss",
                 "reference_kl": "slea_llm.losses.reference_kl:ReferenceKlLoss",
                 "entropy": "slea_llm.losses.entropy:EntropyLoss",
+                "imitation": "slea_llm.losses.imitation:ImitationLoss",
+                "imitation_prototypes": "slea_llm.losses.imitation_prototypes:PrototypeLoss",
             }
         ),
         "generator": MappingProxyType(

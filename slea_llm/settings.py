@@ -76,6 +76,11 @@ class RolloutSettings:
     """Seconds after which one dialogue becomes a record with termination error."""
     max_error_rate: float = 0.2
     """Share of failed dialogues in one iteration above which the run stops."""
+    scoring_batch: int = 0
+    """Dialogues, per rank, that are played and then scored together. 0: all of an iteration at once."""
+    scoring_ahead: int = 0
+    """Scored batches that may lag behind: a second thread scores one while the next is played. 0: one after the other,
+    with the same result."""
     thoughts: Literal["keep", "strip", "split"] = "keep"
     """Earlier thoughts in later prompts: kept (a row a dialogue), stripped (a row a turn), or as the template does."""
 
@@ -90,6 +95,11 @@ class RolloutSettings:
             "concurrency",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in ("scoring_batch", "scoring_ahead"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(
+            self.scoring_batch > 0 or not self.scoring_ahead, "scoring_ahead", self.scoring_ahead, "0 without batches"
+        )
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "above 0")
         _require(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "0 to 1")
@@ -138,6 +148,32 @@ class StreamSettings:
         if not self.fade_until:
             return self.weight
         return self.weight * max(0.0, 1.0 - progress / self.fade_until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """Earlier dialogues in later batches. docs/experience.md says what it costs and what corrects it."""
+
+    share: float = 0.0
+    """Most that replayed dialogues may make up of a batch, in [0, 0.75]. 0: no buffer."""
+    capacity: int = 4096
+    """Dialogues kept, over all ranks; the oldest leave first."""
+    max_age: int = 5
+    """Policy versions after which a dialogue is no longer drawn, 1 or more."""
+    priority: Literal["error", "success", "weights", "uniform"] = "error"
+    """`error`: mean absolute error of the critic at the last draw. `success`: successes twice as often as the others.
+    `weights`: mean weight of the steps, when weights are used in the sampler. `uniform`: all alike."""
+    max_draws: int = 0
+    """Draws after which a dialogue leaves the buffer. 0: no such limit."""
+    overrides: str = ""
+    """JSONL file in which reviewers change the reward of a dialogue while the run goes on. Empty: none."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.share <= 0.75, "share", self.share, "0 to 0.75")
+        for name in ("capacity", "max_age"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _require(self.max_draws >= 0, "max_draws", self.max_draws, "0 or more")
+        _require(self.share > 0 or not self.overrides, "overrides", self.overrides, "none while share is 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

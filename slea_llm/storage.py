@@ -6,6 +6,7 @@ CRC-32 of what stands before it, so that any JSON reader can read the file and a
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, Self, TypeVar
+from typing import IO, Any, Generic, NamedTuple, Self, TypeVar
 
 from slea_llm import records
 from slea_llm.errors import StorageError
@@ -181,6 +182,13 @@ def _checked(raw: bytes) -> bytes | None:
     return raw[: match.start()] + b"}" if checksum == int(match[1], 16) else None
 
 
+class Place(NamedTuple):
+    """Where a record lies in its log, in bytes."""
+
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat(Generic[R]):
     """A kind of log: its name and version, and how a record becomes JSON values and back."""
@@ -234,7 +242,21 @@ class LogFormat(Generic[R]):
                 return
             yield self._decode(file, number, body)
 
+    def read_at(self, path: Path | str, place: Place) -> R:
+        """The one record that lies there. Raises StorageError when it is gone, damaged or was changed."""
+        file = Path(path)
+        try:
+            with file.open("rb") as handle:
+                handle.seek(place.offset)
+                body = _checked(handle.read(place.length))
+        except OSError as error:
+            raise StorageError(f"{file} could not be read: {error.strerror or error}") from error
+        if body is None:
+            raise StorageError(f"{file}, byte {place.offset}: the checksum is wrong; the record was damaged or changed")
+        return self._decode(file, 0, body)
+
     def _decode(self, path: Path, number: int, body: bytes) -> R:
+        """The record of a line; number 0: a line that was read by its place."""
         value = parse_json(path, number, body).value
         try:
             for flag in value.pop("flags", ()):
@@ -326,7 +348,14 @@ class RecordLog(Generic[R]):
 
     def append(self, *items: R) -> None:
         """Write these records, all or none. Raises StorageError when one cannot be written or the disk is full."""
-        self._write(b"".join(self._form.line(item) for item in items))
+        self.put(*items)
+
+    def put(self, *items: R) -> list[Place]:
+        """`append`, and where each record lies."""
+        lines = [self._form.line(item) for item in items]
+        ends = list(itertools.accumulate(map(len, lines), initial=self._end))
+        self._write(b"".join(lines))
+        return [Place(offset, len(line)) for offset, line in zip(ends, lines, strict=False)]
 
     def _write(self, content: bytes) -> None:
         with _named(self.path):

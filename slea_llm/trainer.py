@@ -18,6 +18,7 @@ from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
 from slea_llm.health import Health
 from slea_llm.metrics_log import MetricsLog, PhaseClock, asking_metrics, episode_metrics, peak_memory, update_metrics
+from slea_llm.mixing import Mixing
 from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.progress import Progress
 from slea_llm.startup_checks import Numerics, Tolerances
@@ -26,7 +27,7 @@ from slea_llm.updates import Updater, UpdateReport, deal, to_device
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from slea_llm.interfaces import Generator, LossTerm, Reducer
+    from slea_llm.interfaces import Generator, Imitator, LossTerm, Reducer, Replay
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.questions import Usage
     from slea_llm.settings import RolloutSettings, StreamSettings, TrainerSettings
@@ -81,6 +82,8 @@ class Parts:
     collector: Collector
     crediting: Crediter
     generator: Generator
+    replay: Replay | None = None
+    imitation: Imitator | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class Trainer:
         self.iteration = self.update = self.policy_version = 0
         self._model, self._settings, self._rollout = model, settings, rollout
         self._parts, self._options, self._accelerator = parts, options, accelerator
+        self._mixing = Mixing(parts.replay, parts.imitation)
         self._reducer = AcceleratorReducer(accelerator)
         self._minibatches = rollout.episodes // settings.minibatch
         self._updater = Updater(
@@ -186,8 +190,12 @@ class Trainer:
         if self._parts.generator.policy_version != self.policy_version or self._model.settings.adapter is not None:
             self._load_sampler()
 
-    def _collect(self) -> list[ScoredTrajectory]:
-        """This rank's dialogues that can be trained on; the others are counted, and too many of them stop the run."""
+    def _moment(self) -> Mapping[str, Any]:
+        progress = self.iteration / self._settings.iterations
+        return {"iteration": self.iteration, "progress": progress, "reducer": self._reducer}
+
+    def _collect(self) -> Sequence[ScoredTrajectory]:
+        """This rank's dialogues that can be trained on, replayed ones last; too many failures stop the run."""
         with self._clock.phase("collect"):
             collected = self._parts.collector.collect(iteration=self.iteration, policy_version=self.policy_version)
         trajectories = [one.trajectory for one in collected]
@@ -213,7 +221,10 @@ class Trainer:
         if self._unchecked:
             self._report(startup_checks.check_trainable_tokens(scored, self._reducer))
             self._report(startup_checks.steps_line(scored, self._reducer))
-        return scored
+        with self._clock.phase("collect"):
+            mixed, metrics = self._mixing.mix(scored, policy_version=self.policy_version, **self._moment())
+        self._metrics |= metrics
+        return mixed
 
     def _stats(self, scored: Sequence[ScoredTrajectory]) -> list[TokenStats]:
         """What the models say today of each dialogue, in order."""
@@ -240,14 +251,14 @@ class Trainer:
             self._report(startup_checks.check_reference(stats, self._tolerances, self._reducer))
         return stats
 
-    def _credit(
-        self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats]
-    ) -> tuple[AugmentedExperience, ...]:
+    def _credit(self, scored: Sequence[ScoredTrajectory], stats: Sequence[TokenStats]) -> Sequence[AugmentedExperience]:
         progress = self.iteration / self._settings.iterations
         with self._clock.phase("credit"):
             experiences = self._parts.crediting.credit(scored, stats, progress=progress, reducer=self._reducer)
             self._metrics |= self._parts.crediting.summary(scored, experiences, reducer=self._reducer)
-        return experiences
+            mixed, metrics = self._mixing.credited(experiences, **self._moment())
+        self._metrics |= metrics
+        return mixed
 
     def _update(self, experiences: Sequence[AugmentedExperience]) -> bool:
         """All updates of an iteration, as many on every rank. True when the policy was stepped in any."""
@@ -344,6 +355,7 @@ class Trainer:
         """
         with self._clock.phase("save"):
             own = {"rng": checkpoint.rng_state(), "collector": dict(self._parts.collector.state())}
+            own |= self._mixing.state()
             ranks = gather_object([own])
             target = self.checkpoints / f"step-{self.iteration}"
             if self._accelerator.is_main_process:
@@ -392,6 +404,7 @@ class Trainer:
         if "health" in state:  # a checkpoint of an earlier version has none, and nothing but alarms is lost
             self._health.restore(state["health"])
         own = ranks[int(self._accelerator.process_index)]
+        self._mixing.restore(own)
         self._parts.collector.restore(own["collector"])
         self.iteration, self.update = state["iteration"], state["update"]
         self.policy_version = state["policy_version"]
@@ -404,7 +417,7 @@ class Trainer:
     def _recipe(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be resumed; how often to save and how to cut an update may change."""
         free = {"iterations", "microbatch", "save_every", "keep_checkpoints", "trackers"}
-        free |= {"concurrency", "deadline_s", "max_error_rate"}
+        free |= {"concurrency", "deadline_s", "max_error_rate", "scoring_ahead"}
         settings = {**asdict(self._rollout), **asdict(self._settings), "seed": self._options.seed}
         return {key: value for key, value in settings.items() if key not in free}
 

@@ -329,6 +329,8 @@ class AugmentedExperience:
     versions: Mapping[str, str] = field(default_factory=dict)
     after_returns: Mapping[str, np.ndarray] = field(default_factory=dict)
     after_mask: np.ndarray | None = None
+    imitation: np.ndarray | None = None  # (n,), weight of a token that is imitated, NaN elsewhere
+    prototypes: np.ndarray | None = None  # (rows,), share of each row among the prototypes of one state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +345,8 @@ class Batch:
     attention_mask: torch.Tensor  # (B, T) bool
     policy_mask: torch.Tensor  # (B, T) bool, sampled tokens that carry a policy gradient
     imitation_mask: torch.Tensor  # (B, T) bool
+    imitation_weights: torch.Tensor  # (B, T) float
+    prototypes: torch.Tensor  # (B,) float, share of a row among the prototypes of its state; 0: it is none
     value_mask: torch.Tensor  # (B, T) bool
     behaviour_logprobs: torch.Tensor  # (B, T) float
     proximal_logprobs: torch.Tensor  # (B, T) float

@@ -28,7 +28,7 @@ class AttentionCredit(LearntAugmenter):
     The reader predicts the return of a dialogue from its steps: softmax(q k / sqrt(width)) over the steps weighs their
     values. Its attention is trusted when its rank correlation with the size of the counterfactual scores of dialogues
     that it had not learnt from reaches `min_rank`. Otherwise the size of g(all steps) - g(all but this one) takes its
-    place, g being the prediction (Jain and Wallace 2019; Wiegreffe and Pinter 2019).
+    place, g being the prediction (Jain and Wallace 2019).
 
     As a weight (`weights.sources`) a step weighs its share times the number of steps, mean 1. As a payer it moves
     `share` of the outcome from the end to the steps: share (alpha_k R) there, minus share R on the last one (Chan et

@@ -27,6 +27,8 @@ WEIGHTS, CARD = "weights.safetensors", "card.json"
 FORMAT = 1
 MIN_DIALOGUES = 32
 """Dialogues that a copy must have judged unseen before its gate can open."""
+MOST_DIALOGUES = 128
+"""The newest of them that the gate goes by: the first copies know little, and the policy moves on."""
 MIN_AUC = 0.70
 CACHE = 20_000
 """Texts whose vectors are kept (2 kB each)."""
@@ -194,7 +196,7 @@ class LearntAugmenter(ABC):
             raise ConfigError(f"{self.name}: there is no finished dialogue to learn from")
         held = self._held or Held.empty()
         if self._arrays is not None and fresh:
-            held = held.extended(self._predict(fresh), most=self.window)
+            held = held.extended(self._predict(fresh), most=MOST_DIALOGUES)
         data = [*known, *fresh][-self.window :]
         arrays, card = self._learn(data, present=self._arrays, fresh=fresh, seed=seed)
         held_arrays = held.arrays() if self._arrays is not None else Held.empty().arrays()

@@ -33,7 +33,7 @@ def learn(present: Arrays, dialogues: Sequence[Rows], wanted: Floats, *, seed: i
             read = _read(parameters, [dialogues[place] for place in picked])
             loss = (read - goal[torch.from_numpy(picked)]).square().mean()
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
             optimizer.step()
     return {name: one.detach().numpy().copy() for name, one in parameters.items()}

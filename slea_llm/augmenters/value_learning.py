@@ -13,7 +13,7 @@ from slea_llm.augmenters.value_function import Arrays, Floats, polyak, predict
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-2
-EPOCHS = 3
+EPOCHS = 6
 """Passes over the window at every refresh; a dialogue is seen at each refresh while it is in the window."""
 BATCH = 128
 

@@ -6,16 +6,12 @@ In both places it would count squared: the policy would be trained as if lambda 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
 
 from slea_llm.errors import ConfigError, CreditError, UnsupportedError, nearest
 from slea_llm.interfaces import Gated, StepWeigher
 from slea_llm.settings import WeightSettings
 from slea_llm.types import ScoredTrajectory
-
-StepWeights: TypeAlias = Mapping[tuple[int, int], float]
-"""`(turn, step) -> weight`, one entry for every leaf step of a trajectory."""
 
 
 def check_weights(weights: WeightSettings, weighers: Collection[str], payers: Collection[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_config
@@ -13,6 +14,7 @@ from slea_llm.interfaces import Augmenter, Environment, LossTerm, SimulatedUser,
 from slea_llm.scoring import Scorer, TokenDecoder
 
 if TYPE_CHECKING:
+    from slea_llm.imitation import Imitation
     from slea_llm.referee import Referee
 
 
@@ -91,7 +93,14 @@ def scorer(
 
 
 def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
-    """Augmenters and the credit method over the recipe's reward streams."""
+    """Augmenters and the credit method over the recipe's reward streams.
+
+    When a log is scored, an evaluator that feeds no stream is there to be read; in training it would be a mistake.
+    """
+    fed = {source for stream in recipe.streams.values() for source in stream.sources}
+    read = (
+        [spec.name for spec in recipe.evaluators if spec.name not in fed] if isinstance(recipe, ScoringRecipe) else []
+    )
     augmenters: list[Augmenter | StepWeigher] = [component("augmenter", spec) for spec in recipe.augmenters]
     cls, config = component_config("credit", recipe.credit)
     return Crediting(
@@ -101,6 +110,7 @@ def crediting(recipe: Recipe | ScoringRecipe) -> Crediting:
         kl_coef=recipe.kl_in_reward,
         evaluators=[spec.name for spec in recipe.evaluators],
         weights=recipe.weights,
+        logged_only=read,
     )
 
 
@@ -113,3 +123,37 @@ def heads(recipe: Recipe) -> tuple[str, ...]:
 
 def losses(recipe: Recipe) -> tuple[LossTerm, ...]:
     return tuple(component("loss", spec) for spec in recipe.losses)
+
+
+def imitation(
+    recipe: Recipe, *, chat: Any, folder: Path, rank: int, world_size: int, report: Callable[[str], None]
+) -> Imitation | None:
+    """What the imitation losses of the recipe learn from, None without any. Demonstrations are kept in `folder`."""
+    names = ("imitation", "imitation_prototypes")
+    configs = {spec.name: component_config("loss", spec)[1] for spec in recipe.losses if spec.name in names}
+    if not configs:
+        return None
+    from slea_llm.demonstrations import Demonstrations
+    from slea_llm.encoders import CachingEncoder, load_encoder
+    from slea_llm.imitation import Imitation
+
+    steps = configs.get("imitation")
+    shown = None
+    if steps is not None and steps.demonstrations:
+        shown = Demonstrations(
+            steps.demonstrations, folder, chat, evaluator=steps.gain, rank=rank, world_size=world_size
+        )
+        if shown.skipped:
+            report(f"{len(shown.skipped)} logged dialogues cannot be imitated, the first since {shown.skipped[0]}")
+    return Imitation(
+        steps,
+        configs.get("imitation_prototypes"),
+        encoders={
+            name: CachingEncoder(load_encoder(name), size=4096)
+            for name in sorted({config.encoder for config in configs.values()})
+        },
+        streams=recipe.streams,
+        demonstrations=shown,
+        seed=recipe.run.seed,
+        rank=rank,
+    )

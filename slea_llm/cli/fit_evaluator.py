@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             **LABELLED,
             "epochs": 3,
             "base": None,
+            "dtype": "float32",
             "max_tokens": 2048,
             "lora_rank": 16,
             "learning_rate": 2e-4,
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
     parser.add_argument("--seed", type=int, default=0, help="splits and starting weights (default 0)")
     both = parser.add_argument_group("reward_model and causal_reward_model")
-    both.add_argument("--labels", type=Path, help="JSON lines of trajectory, turn, step, and label or successes and n")
+    both.add_argument("--labels", type=Path, help="JSON lines: labels, overrides or counts of steps (docs/scoring.md)")
     both.add_argument(
         "--no-outcome", action="store_true", default=None, help="do not label every step with its dialogue's outcome"
     )
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     causal = parser.add_argument_group("causal_reward_model")
     causal.add_argument("--base", help="folder or name of the chat model that reads the dialogues (required)")
+    causal.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of its weights (default float32)")
     causal.add_argument("--max-tokens", type=int, help="tokens of a dialogue that are read (default 2048)")
     causal.add_argument("--lora-rank", type=int, help="rank of the adapter (default 16)")
     causal.add_argument("--learning-rate", type=float, help="of the adapter (default 2e-4)")
@@ -163,7 +165,8 @@ def _fit_causal(
     if not options["base"]:
         raise ConfigError("causal_reward_model reads dialogues by a chat model: give --base, a folder or a hub name")
     try:
-        base = ModelSettings(base=options["base"], lora_rank=options["lora_rank"], lora_alpha=2 * options["lora_rank"])
+        rank, dtype = options["lora_rank"], options["dtype"]
+        base = ModelSettings(base=options["base"], dtype=dtype, lora_rank=rank, lora_alpha=2 * rank)
     except ValueError as error:
         raise ConfigError(f"--lora-rank: {error}") from error
     settings = causal.CausalSettings(

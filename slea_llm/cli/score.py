@@ -22,6 +22,7 @@ from slea_llm.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from slea_llm.annotations import Annotations
     from slea_llm.config import ScoringRecipe
+    from slea_llm.crediting import Crediting
     from slea_llm.logs.reading import LogReader
     from slea_llm.score_runs import RunCard, ScoreRun
     from slea_llm.scoring import Scorer
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
     for gate in scorer.gates().values():
         say(gate.line)
+    crediting = _crediting(recipe, asked=arguments.credit)
     reader = log_reader(arguments.log, format=arguments.format, strict=arguments.strict)
     card = _card(arguments, recipe, scorer, annotations)
     if arguments.resume:
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     _score(one, scorer, annotations, reader)
     for line in reader.lines():
         say(line)
-    one = _finish(one, recipe, scorer, annotations, credit=arguments.credit)
+    one = _finish(one, crediting, scorer, annotations, unasked=arguments.credit is None)
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
@@ -166,9 +168,11 @@ def _changed(recipe: ScoringRecipe, changes: Sequence[str]) -> ScoringRecipe:
 
 def _streams(recipe: ScoringRecipe) -> dict[str, Any]:
     """The outcome, and the scores, which are hints, at a weight of 0.3; without a critic nothing is discounted."""
+    from slea_llm import registry
     from slea_llm.settings import StreamSettings
 
-    scores = tuple(spec.name for spec in recipe.evaluators) + tuple(spec.name for spec in recipe.augmenters)
+    paying = [spec.name for spec in recipe.augmenters if hasattr(registry.load("augmenter", spec.name), "augment")]
+    scores = (*(spec.name for spec in recipe.evaluators), *paying)
     return {
         "outcome": StreamSettings(sources=("outcome",), gamma_turn=1.0),
         "scores": StreamSettings(sources=scores, gamma_turn=1.0, lam_turn=0.5, lam_step=0.5, weight=0.3),
@@ -278,8 +282,34 @@ def _chunks(scored: Iterator[ScoredTrajectory]) -> Iterator[list[ScoredTrajector
         yield part
 
 
+def _crediting(recipe: ScoringRecipe, *, asked: bool | None) -> Crediting | None:
+    """What works out advantages, made before anything is scored, so that its faults are told at once; None: not wanted.
+
+    Where nobody asked, a credit that needs more than a log is left out with its reason; where somebody did, it raises.
+    """
+    from slea_llm.cli import compose
+    from slea_llm.offline_credit import refuse_live_parts
+
+    if asked is False:
+        return None
+    try:
+        made = compose.crediting(recipe)
+        refuse_live_parts(made)
+    except UnsupportedError as error:
+        if asked:
+            raise
+        say(f"advantages left out: {error}")
+        return None
+    return made
+
+
 def _finish(
-    one: ScoreRun, recipe: ScoringRecipe, scorer: Scorer, annotations: Annotations | None, *, credit: bool | None
+    one: ScoreRun,
+    crediting: Crediting | None,
+    scorer: Scorer,
+    annotations: Annotations | None,
+    *,
+    unasked: bool,
 ) -> ScoreRun:
     """Read the run back: credit, summary, and its card closed. What is on the disk is what is counted."""
     from slea_llm.cli.score_summary import ScoreSummary
@@ -289,12 +319,10 @@ def _finish(
     for scored in one.read():
         summary.add(scored)
         count += 1
-    if credit is None:
-        credit = count <= MOST_CREDITED
-        if not credit:
-            say(f"advantages left out for more than {MOST_CREDITED} dialogues; --credit works them out in memory")
-    if credit:
-        _credit(one, recipe)
+    if crediting is not None and unasked and count > MOST_CREDITED:
+        say(f"advantages left out for more than {MOST_CREDITED} dialogues; --credit works them out in memory")
+    elif crediting is not None:
+        _credit(one, crediting)
     # The card is closed before anything is printed: whoever reads only the head of the summary has the whole run.
     one = one.save(dataclasses.replace(one.card, finished=_now(), counts=summary.counts()))
     for line in summary.lines():
@@ -302,12 +330,11 @@ def _finish(
     return one
 
 
-def _credit(one: ScoreRun, recipe: ScoringRecipe) -> None:
-    from slea_llm.cli import compose
+def _credit(one: ScoreRun, crediting: Crediting) -> None:
     from slea_llm.offline_credit import step_credit
     from slea_llm.score_runs import CREDIT
 
-    found = step_credit(compose.crediting(recipe), list(one.read()))
+    found = step_credit(crediting, list(one.read()))
     CREDIT.write(one.credit, found)
     reasons = [credit.why_not for credit in found if credit.why_not is not None]
     if reasons:

@@ -16,14 +16,16 @@ from slea_llm.errors import CheckpointError
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from slea_llm.buffer import ReplayBuffer
     from slea_llm.cli.session import Session
     from slea_llm.collection import Log, Observer, Rank
     from slea_llm.crediting import Crediting
     from slea_llm.evaluation import EvaluationReport
+    from slea_llm.imitation import Imitation
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.scoring import Scorer
     from slea_llm.trainer import Trainer
-    from slea_llm.types import Task, Trajectory
+    from slea_llm.types import AugmentedExperience, ScoredTrajectory, Task, Trajectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +146,8 @@ class TrainingRun:
                 collector=collector,
                 crediting=ValuedCrediting(crediting, self._values),
                 generator=session.generator,
+                replay=self._replay(crediting),
+                imitation=self._imitation(session),
             ),
             accelerator=self._accelerator,
             options=TrainerOptions(
@@ -156,6 +160,53 @@ class TrainingRun:
                 report=say,
             ),
         )
+
+    def _replay(self, crediting: Crediting) -> ReplayBuffer | None:
+        """This rank's buffer under the run folder, if the recipe has one."""
+        from accelerate.utils import gather_object
+
+        from slea_llm.buffer import ReplayBuffer
+        from slea_llm.overrides import Overrides
+        from slea_llm.storage import read_scored
+
+        recipe, rank = self._recipe, self._rank
+        if not recipe.replay.share:
+            return None
+
+        def gather(own: list[Any]) -> list[Any]:
+            everyone: list[Any] = gather_object(own)
+            return everyone
+
+        def played(name: str) -> ScoredTrajectory | None:
+            log = self._output / "rollouts" / f"rank{rank.index}.jsonl"
+            return next((one for one in read_scored(log) if one.trajectory.id == name), None)
+
+        main = bool(self._accelerator.is_main_process)
+        path = recipe.replay.overrides
+
+        def by_weights(experience: AugmentedExperience, progress: float) -> float:
+            return crediting.weighting.priority(experience.scored, progress)
+
+        return ReplayBuffer(
+            recipe.replay,
+            self._output / "replay" / f"rank{rank.index}",
+            seed=recipe.run.seed,
+            rank=rank.index,
+            world_size=rank.world_size,
+            checkpoints=recipe.trainer.keep_checkpoints,
+            priority=by_weights if recipe.replay.priority == "weights" else None,
+            overrides=Overrides(Path(path), main=main, gather=gather, report=say) if path else None,
+            played=played,
+        )
+
+    def _imitation(self, session: Session) -> Imitation | None:
+        """What the imitation losses of the recipe learn from."""
+        from slea_llm.cli import compose
+
+        return compose.imitation(
+            self._recipe, chat=session.chat, folder=self._output / "imitation" / f"rank{self._rank.index}",
+            rank=self._rank.index, world_size=self._rank.world_size, report=say,
+        )  # fmt: skip
 
     def _observers(self, scorer: Scorer, crediting: Crediting) -> dict[str, Observer]:
         """Learnt evaluators and augmenters that are fitted while the run goes on."""

@@ -182,13 +182,12 @@ class GroupRelative:
     def _against_group(self, numbers: Floats, weights: Floats, groups: Ints) -> Floats:
         """Each number against those of its group; numbers of weight 0 are in no statistic and get 0."""
         size = int(groups.max(initial=-1)) + 1
-        members = np.bincount(groups, weights > 0, minlength=size)
         total = np.maximum(np.bincount(groups, weights, minlength=size), 1.0)
         mean = np.bincount(groups, weights * numbers, minlength=size) / total
         difference = numbers - mean[groups]
         deviation = np.sqrt(np.bincount(groups, weights * np.square(difference), minlength=size) / total)
-        # Numbers that are all equal differ from their mean by rounding alone.
-        counts = (weights > 0) & (members > 1)[groups] & (deviation > FLAT * np.maximum(1.0, np.abs(mean)))[groups]
+        # Numbers that are all equal, a single one among them, differ from their mean by rounding alone.
+        counts = (weights > 0) & (deviation > FLAT * np.maximum(1.0, np.abs(mean)))[groups]
         if self.config.baseline == "leave_one_out":
             # With weights: the mean of the others, W / (W - w) times the difference to the mean of all.
             others = np.maximum(total[groups] - weights, FLAT)

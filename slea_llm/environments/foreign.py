@@ -156,4 +156,5 @@ class Saying:
 
     def act(self, state: State, messages: Sequence[Message]) -> str:
         del messages
-        return self.replies[min(state["turn"], len(self.replies) - 1)]
+        turn: int = state["turn"]
+        return self.replies[min(turn, len(self.replies) - 1)]

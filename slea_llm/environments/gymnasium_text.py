@@ -13,7 +13,7 @@ from slea_llm import prompts
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, EpisodeError, MissingDependencyError, UnsupportedError
 from slea_llm.interfaces import Agent
-from slea_llm.types import Task
+from slea_llm.types import Task, Termination
 
 
 class GymnasiumText:
@@ -97,7 +97,8 @@ class _GymnasiumWorld:
         observation, reward, terminated, truncated, info = self._made.step(taken)
         self._rewards += float(reward)
         won = bool(info["success"]) if "success" in info else self._rewards >= self._config.success_return
-        ended = ("success" if won else "failure") if terminated else "max_turns" if truncated else None
+        cut: Termination | None = "max_turns" if truncated else None
+        ended: Termination | None = ("success" if won else "failure") if terminated else cut
         return Shown(text=_text(observation), reward=float(reward), ended=ended, actions=self._config.actions)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -23,6 +23,8 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 # A dot inside a number (5.7, 3.50) ends no sentence.
 _SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d))+[.!?。;\n]*")
 _NOTES = "notes"
+_NEGATION = 60
+"""Characters before a word in which a negation of it is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,19 @@ class Speech:
     """
 
     def __init__(self, environment: str, code: str) -> None:
-        self.code = code
-        self.source = f"{environment}/{code}.yaml"
-        self.data: Mapping[str, Any] = yaml.safe_load(assets.find("data", self.source).read_text(encoding="utf-8"))
+        source = f"{environment}/{code}.yaml"
+        self._read(yaml.safe_load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], *, code: str, source: str) -> Self:
+        """A language whose data stand in a program; `source` is what errors call them."""
+        made = cls.__new__(cls)
+        made._read(data, code, source)
+        return made
+
+    def _read(self, data: Mapping[str, Any], code: str, source: str) -> None:
+        self.code, self.source = code, source
+        self.data = data
         self.slots: tuple[str, ...] = tuple(self.data["slots"])
         self.agents: Mapping[str, Any] = self.data["agents"]
         self.tool_errors: Mapping[str, str] = self.data.get("tool_errors", {})
@@ -183,7 +195,7 @@ class Speech:
 
     def negates(self, before: str) -> bool:
         """Whether what stands before a word in a normalised sentence takes that word back."""
-        return bool(self._cue["negation"].search(before))
+        return _negated(self._cue["negation"], before)
 
     def confirms(self, sentence: str) -> bool:
         return bool(self._cue["confirm"].search(sentence))
@@ -228,7 +240,7 @@ class _Value:
         found: set[str] = set()
         for pattern, value in self._patterns:
             for match in pattern.finditer(text):
-                if not negation.search(text[: match.start()]):
+                if not _negated(negation, text[: match.start()]):
                     found.add(value if self._form is None else self._filled(match))
         return found
 
@@ -236,6 +248,11 @@ class _Value:
         groups = {name: self._words.get(group or "", group or "") for name, group in match.groupdict().items()}
         value = str(self._form).format(**groups)
         return value.upper() if self._transform == "upper" else value
+
+
+def _negated(negation: re.Pattern[str], before: str) -> bool:
+    # Negations are short: a look at the last words keeps long replies linear.
+    return bool(negation.search(before[-_NEGATION:]))
 
 
 def _edged(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from slea_llm import prompts
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, MissingDependencyError, UnsupportedError
-from slea_llm.types import Task
+from slea_llm.types import Task, Termination
 
 SUFFIXES: tuple[str, ...] = (".z8", ".ulx", ".json")
 
@@ -97,7 +97,7 @@ class _TextWorld:
         # A reply of several lines is one command: the interpreter would take each line for one.
         self._state, score, done = self._made.step(" ".join(action.split()) or "look")
         gained, self._score = float(score or 0) - self._score, float(score or 0)
-        ended = ("success" if self._state.won else "failure") if done else None
+        ended: Termination | None = ("success" if self._state.won else "failure") if done else None
         return Shown(text=str(self._state.feedback).strip(), reward=gained, ended=ended, actions=self._actions())
 
     def close(self) -> None:

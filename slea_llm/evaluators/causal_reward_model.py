@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slea_llm.errors import ConfigError, EvaluatorError, SleaError
+from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge, preflight_folder
 from slea_llm.evaluators.reward_model_words import NOT_FITTED, UNFITTED, Read, check_read, head_of, unscored, words_of
 from slea_llm.settings import ModelSettings
@@ -52,7 +52,7 @@ class CausalRewardModel:
 
     def __init__(self, config: Config) -> None:
         """Load folder and base. Raises EvaluatorError when the folder holds no whole model or the base is another one,
-        ConfigError when the base cannot be loaded."""
+        ConfigError or TemplateError when the base cannot be loaded or read by."""
         self.config = config
         self._model: _Fitted | None = _load(Path(config.model), config) if config.model else None
 
@@ -149,7 +149,11 @@ def _load(folder: Path, config: CausalRewardModel.Config) -> _Fitted:
     shape: Any = card.network
     try:
         settings = ModelSettings(
-            base=config.base or card.encoder, dtype=shape["dtype"], lora_rank=shape["rank"], lora_alpha=shape["alpha"]
+            base=config.base or card.encoder,
+            revision=None if config.base else shape["revision"],
+            dtype=shape["dtype"],
+            lora_rank=shape["rank"],
+            lora_alpha=shape["alpha"],
         )
         longest, expected = int(shape["longest"]), [float(one) for one in shape["probe"]]
         content = (folder / WEIGHTS).read_bytes()
@@ -159,7 +163,10 @@ def _load(folder: Path, config: CausalRewardModel.Config) -> _Fitted:
     if odd := [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
         raise EvaluatorError(f"{folder / WEIGHTS}: weight {odd[0]!r} is not finite; fit the evaluator again")
     opened = open_reader(settings, longest=longest, device=config.device)
-    opened.reader.load(tensors, source=str(folder / WEIGHTS))
+    try:
+        opened.reader.load(tensors, source=str(folder / WEIGHTS))
+    except CheckpointError as error:
+        raise EvaluatorError(f"{folder} was fitted on another base than {settings.base!r}: {error}") from error
     found = probe(opened)
     if len(found) != len(expected) or max(abs(one - other) for one, other in zip(found, expected, strict=True)) > (
         PROBE_TOLERANCE

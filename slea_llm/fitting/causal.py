@@ -175,6 +175,7 @@ def fit_causal(
             "rank": base.lora_rank,
             "alpha": base.lora_alpha,
             "dtype": base.dtype,
+            "revision": base.revision,
             "longest": opened.longest,
             "probe": probe(opened),
         },

@@ -48,7 +48,7 @@ class Facts:
 def facts_of(value: Mapping[str, Any], used: Sequence[str], flags: list[str], **known: Any) -> Facts:
     """The facts of a record whose keys `used` are read elsewhere; what is `known` already wins."""
     reward = next((number(value[key], key, flags) for key in REWARD_KEYS if _is_plain(value.get(key))), None)
-    success = next((found for key in SUCCESS_KEYS if (found := truth(value.get(key))) is not None), None)
+    success = next((told for key in SUCCESS_KEYS if (told := truth(value.get(key))) is not None), None)
     found: dict[str, Any] = {
         "id": identifier(value),
         "task": task_of(value),

@@ -22,6 +22,7 @@ from slea_llm.logs.fields import (
     sequence,
 )
 from slea_llm.logs.formats import Fault, JsonFormat, LogRecord, RecordError
+from slea_llm.logs.sources import damage
 from slea_llm.logs.transcript import Transcript
 from slea_llm.storage import parse_json
 from slea_llm.types import Termination, Trajectory
@@ -84,20 +85,9 @@ class InspectLog(JsonFormat):
             return parse_json(f"{file}/{name}", 1, archive.read(name)).value
         except StorageError as error:
             return error
-        except (
-            OSError,
-            EOFError,
-            RuntimeError,
-            NotImplementedError,
-            RecursionError,
-            ValueError,
-            zipfile.BadZipFile,
-        ) as error:
+        except damage(RuntimeError, NotImplementedError, ValueError) as error:
+            # a wrong password, a method of packing or a header that zipfile does not know
             return StorageError(f"{name} could not be unpacked: {error}")
-        except Exception as error:
-            if type(error).__module__ == "zlib":
-                return StorageError(f"{name} could not be unpacked: {error}")
-            raise
 
     def read(self, record: LogRecord) -> Iterable[Trajectory]:
         value = mapping(record.value, "sample")

@@ -127,13 +127,12 @@ class JsonStream:
         return value, line, tuple(flags)
 
     def items(self) -> Iterator[Decoded | NotJsonError]:
-        """The items of the array that begins here. An item that is not JSON is passed over, and its error yielded."""
+        """The items of the array that begins here. An item that is not JSON is passed over, and its error yielded.
+
+        Where the array ends without its bracket, an error is yielded too, and reading may go on behind it.
+        """
         self.take("[")
-        while True:
-            while self.take(","):
-                pass
-            if self.take("]"):
-                return
+        while not self.take("]"):
             if not self.peek():
                 yield NotJsonError("the array is not closed: the file was cut")
                 return
@@ -146,6 +145,9 @@ class JsonStream:
                 yield error
             else:
                 yield item
+            if not self.take(",") and self.peek() not in ("]", ""):
+                yield NotJsonError(f"the array is not closed: {shown(self.peek())} where a comma or bracket must stand")
+                return
 
     def _skip_item(self) -> bool:
         """Go to the comma or bracket that ends the item here, by its brackets alone; False when there is none."""

@@ -62,7 +62,7 @@ def messages_of(scored: ScoredTrajectory, weighting: Weighting | None, *, plain:
     for word in scored.scores:
         words.setdefault(word.turn, []).append(word)
     for turn in scored.trajectory.turns:
-        yield from (_message(message) for message in turn.context)
+        yield from (_given(message, weighting) for message in turn.context)
         reply = _reply(turn)
         own = words.get(turn.index, [])
         if weighting is not None:
@@ -70,7 +70,7 @@ def messages_of(scored: ScoredTrajectory, weighting: Weighting | None, *, plain:
         if own and not plain:
             reply["scores"] = [_word(word) for word in own]
         yield reply
-    yield from (_message(message) for message in scored.trajectory.closing)
+    yield from (_given(message, weighting) for message in scored.trajectory.closing)
 
 
 def mean_score(words: list[ScoredStep], evaluator: str) -> float | None:
@@ -96,8 +96,11 @@ def _word(word: ScoredStep) -> Json:
     }
 
 
-def _message(message: Message) -> Json:
+def _given(message: Message, weighting: Weighting | None) -> Json:
+    """A message that the agent was given; a reply among them (a demonstration, a copy) weighs 0."""
     value: Json = {"role": message.role, "content": message.content}
+    if message.role == "assistant" and weighting is not None:
+        value["weight"] = 0
     if message.tool_calls:
         value["tool_calls"] = [_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:

@@ -29,7 +29,8 @@ class ReactLog(TextFormat):
         return bool(texts) and all(is_react(text) for _, text in texts[:3])
 
     def records(self, file: str, lines: Iterable[tuple[int, str]]) -> Iterator[LogRecord]:
-        start, held, count = 1, [], 0
+        start, count = 1, 0
+        held: list[str] = []
         for number, line in lines:
             if _QUESTION.match(line) and any(one.strip() for one in held):
                 count += 1

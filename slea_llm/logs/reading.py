@@ -27,7 +27,7 @@ SHOWN_FAULTS = 10
 KEPT_FLAG = 120
 """Characters of a mending that are counted as one kind."""
 MARKED_IDS = 1 << 25
-"""Bits of the table of ids seen: at ten million records one id in a thousand is taken for a repeated one."""
+"""Bits of the table of ids seen (4 MiB). Of a million ids one in a hundred thousand is wrongly taken for repeated."""
 
 _NUMBERS = re.compile(r"\[\d+\]")
 
@@ -231,7 +231,7 @@ class LogReader:
                         self._fault(item)
                     else:
                         yield from self._record(item, one)
-        except (zipfile.BadZipFile, OSError) as error:
+        except sources.damage(NotImplementedError, ValueError) as error:
             raise StorageError(f"{path} could not be read: {error}") from error
 
     def _record(self, record: LogRecord, found: Any = None) -> Iterator[Trajectory]:

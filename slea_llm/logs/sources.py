@@ -6,11 +6,13 @@ import gzip
 import io
 import json
 import re
+import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from slea_llm.errors import MissingDependencyError, StorageError
 
@@ -36,12 +38,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     with _reading(path), path.open("rb") as raw:
         start = raw.read(4)
         raw.seek(0)
-        file: IO[bytes] = raw
+        file: Any = raw
         if start.startswith(_GZIP):
             file = gzip.GzipFile(fileobj=raw)
         elif start == _ZSTD:
             file = _zstandard(raw)
-        buffered = io.BufferedReader(file, HEAD)  # type: ignore[arg-type]
+        buffered = io.BufferedReader(file, HEAD)
         if buffered.peek(3)[:3] == _BOM:
             buffered.read(3)
         yield buffered
@@ -51,11 +53,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except damage() as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise StorageError(f"{path} could not be read: {reason}") from error
-    except ValueError as error:
-        raise StorageError(f"{path} could not be unpacked: {error}") from error
+
+
+def damage(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises, and `more`: also zstandard's own error, where that package is loaded."""
+    package = sys.modules.get("zstandard")
+    own = (package.ZstdError,) if package is not None else ()
+    return (OSError, EOFError, zlib.error, zipfile.BadZipFile, *own, *more)
 
 
 def _zstandard(raw: IO[bytes]) -> IO[bytes]:
@@ -91,14 +98,16 @@ def _form(head: bytes, suffix: str) -> Form:
     first, _, rest = text.partition(b"\n")
     if not _SURE_OBJECT.match(text):
         return "lines" if suffix in LINE_SUFFIXES else "text"
-    if len(text) == len(first) == HEAD:
+    if len(text) == len(first) == HEAD and suffix not in LINE_SUFFIXES:
         return "document"  # one long line: values are read one after another, whatever they are
     following = rest.lstrip()
     if _is_json(first):
         return "lines" if following else "document"
+    if suffix in LINE_SUFFIXES:
+        return "document" if first.strip() in (b"{", b"[", b"[{") else "lines"
     if text.startswith(b"[") or first.strip() == b"{" or rest[:1] in (b" ", b"\t"):
         return "document"
-    return "lines" if suffix in LINE_SUFFIXES or following.startswith((b"{", b"[")) else "document"
+    return "lines" if following.startswith((b"{", b"[")) else "document"
 
 
 def _is_json(line: bytes) -> bool:

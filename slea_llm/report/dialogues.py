@@ -22,6 +22,8 @@ MOST_TEXTS = 2_000
 """Dialogues considered for being shown whole."""
 LONGEST_TEXT = 4_000
 """Characters of one message or step that are shown; of a longer one its beginning and its end."""
+MARGIN = 20_000
+"""Characters beside what is shown that are searched for secrets; a private key has some 3,000."""
 MOST_HARMS = 300
 """Failures listed with the text of their first harmful step."""
 BINS = 24
@@ -338,12 +340,23 @@ def _message(message: Message, mend: Mend) -> list[Any]:
 
 
 def _shown(text: str, mend: Mend) -> str:
-    """Blanked first and cut then, so that no half of a secret is left at the cut."""
-    return _clipped(mend(text), LONGEST_TEXT)
+    """Blanked first and cut then, so that no half of a secret is left at the cut.
+
+    Of a very long text the middle is passed over unread: what is shown is MARGIN characters away from it.
+    """
+    half = LONGEST_TEXT // 2
+    if len(text) <= LONGEST_TEXT + 2 * MARGIN:
+        return _clipped(mend(text), LONGEST_TEXT)
+    head, tail = mend(text[: half + MARGIN]), mend(text[-half - MARGIN :])
+    return _joined(head[:half], tail[-half:], len(text) - 2 * half)
 
 
 def _clipped(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]} \u2026 [{len(text) - 2 * half} characters left out] \u2026 {text[-half:]}"
+    return _joined(text[:half], text[-half:], len(text) - 2 * half)
+
+
+def _joined(head: str, tail: str, left_out: int) -> str:
+    return f"{head} \u2026 [{left_out} characters left out] \u2026 {tail}"

@@ -71,7 +71,7 @@ def make(sources: Sequence[Source], *, evaluator: str | None, title: str, made: 
 def _column(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -> dict[str, Any]:
     return {
         **collect(source, evaluator, limits, mend),
-        "training": training(source.metrics, source.evaluations),
+        "training": training(source.metrics, source.evaluations, source.streams),
     }
 
 

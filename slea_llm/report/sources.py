@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slea_llm import score_runs
+from slea_llm.config import load_recipe
 from slea_llm.errors import ConfigError, StorageError, nearest
 from slea_llm.score_runs import CREDIT, StepCredit
+from slea_llm.settings import StreamSettings
 from slea_llm.storage import log_kind, read_json_lines, read_scored
 from slea_llm.types import ScoredTrajectory
 
-METRICS, EVALUATIONS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl", "rollouts"
+METRICS, EVALUATIONS, ROLLOUTS, RECIPE = "metrics.jsonl", "evaluation.jsonl", "rollouts", "recipe.yaml"
 
 Scored: TypeAlias = tuple[ScoredTrajectory, StepCredit | None]
 """A dialogue with the credit of its steps, where there is one."""
@@ -31,6 +33,8 @@ class Source:
     facts: Mapping[str, Any] = field(default_factory=dict)
     metrics: tuple[Mapping[str, Any], ...] = ()
     evaluations: tuple[Mapping[str, Any], ...] = ()
+    streams: Mapping[str, StreamSettings] = field(default_factory=dict)
+    """Reward streams of the run's recipe, which some alarms ask for."""
 
 
 def open_source(path: Path, run: str | None = None) -> Source:
@@ -100,7 +104,21 @@ def _training(folder: Path) -> Source:
         for log in logs:
             yield from ((one, None) for one in read_scored(log))
 
-    return Source(name=folder.resolve().name, read=read, metrics=metrics, evaluations=_lines(folder / EVALUATIONS))
+    return Source(
+        name=folder.resolve().name,
+        read=read,
+        metrics=metrics,
+        evaluations=_lines(folder / EVALUATIONS),
+        streams=_streams(folder / RECIPE),
+    )
+
+
+def _streams(path: Path) -> Mapping[str, StreamSettings]:
+    """The streams of a resolved recipe; none where there is no recipe, or one of another version."""
+    try:
+        return load_recipe(path).streams
+    except ConfigError:
+        return {}
 
 
 def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:

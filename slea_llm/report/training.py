@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from slea_llm.health import RULES, Health, Rule
+from slea_llm.settings import StreamSettings
 
 POINTS = 400
 """Points of one curve; a longer one is thinned, first and last kept."""
-WINDOW = 5
-"""Iterations that are averaged at both ends to say whether something rose or fell."""
 
 
 class Alarm(NamedTuple):
-    """Something to look at: the metric, when (iteration), and what it may mean."""
+    """Something to look at: its name, when it was first raised (iteration), what it means and what mends it."""
 
-    metric: str
+    name: str
     at: float
     what: str
 
@@ -23,7 +24,11 @@ class Alarm(NamedTuple):
 Curve = Sequence[tuple[float, float]]
 
 
-def training(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def training(
+    metrics: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    streams: Mapping[str, StreamSettings] | None = None,
+) -> dict[str, Any] | None:
     """Curves by metric, evaluations and alarms as JSON values; None without any record."""
     curves = curves_of(metrics)
     if not curves and not evaluations:
@@ -32,12 +37,16 @@ def training(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
         "curves": {name: _thinned(curve) for name, curve in sorted(curves.items())},
         "evaluations": [
             {
-                key: row.get(key)
-                for key in ("moment", "policy_version", "n", "successes", "success_rate", "interval", "mean_turns")
+                **{
+                    key: _number(row.get(key))
+                    for key in ("policy_version", "n", "successes", "success_rate", "mean_turns")
+                },
+                "moment": str(row.get("moment", "")),
+                "interval": _interval(row.get("interval")),
             }
             for row in evaluations
         ],
-        "alarms": [list(alarm) for alarm in alarms(curves)],
+        "alarms": [list(alarm) for alarm in alarms(metrics, streams)],
         "iterations": max((curve[-1][0] for curve in curves.values() if curve), default=0),
     }
 
@@ -57,84 +66,43 @@ def curves_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[floa
     return curves
 
 
-def alarms(curves: Mapping[str, Curve]) -> list[Alarm]:
-    """What looks unhealthy, by the ranges that docs/metrics.md names; a place to start looking, no verdict."""
-    found: list[Alarm] = []
+def alarms(metrics: Sequence[Mapping[str, Any]], streams: Mapping[str, StreamSettings] | None = None) -> list[Alarm]:
+    """The alarms of `slea_llm.health`, each at the iteration in which it was first raised, with what mends it.
 
-    def first(name: str, wrong: Callable[[float], bool], what: str) -> None:
-        bad = [(at, value) for at, value in curves.get(name, ()) if wrong(value)]
-        if bad:
-            found.append(Alarm(name, bad[0][0], f"{what} (in {len(bad)} iterations, first {bad[0][1]:.4g})"))
-
-    first("update/kl", lambda v: v > 0.1, "updates move the policy far: lower the learning rate or set target_kl")
-    first("ppo/clip_frac", lambda v: v > 0.3, "most of the gradient is clipped away: lower the learning rate")
-    first("ppo/ratio_max", lambda v: v > 100, "single tokens changed more than a hundredfold in one update")
-    first("sampler/gap_mean", lambda v: v > 0.1, "sampler and trainer disagree: other weights or another temperature")
-    first("episodes/failed", lambda v: v > 0, "dialogues broke; their records say why")
-    first("episodes/truncated", lambda v: v > 0.2, "many dialogues were cut: raise max_turns or the token budget")
-    for name in curves:
-        if name.startswith("credit/unscored/"):
-            first(name, lambda v: v > 0.2, "many steps have no score")
-        if name.startswith("health/") and not name.endswith("_count"):
-            first(name, lambda v: v > 0, "the run raised this alarm itself")
-        if name.startswith("grad_norm/"):
-            found += _jump(name, curves[name])
-        if name.endswith("/explained_variance"):
-            found += _worse_critic(name, curves[name])
-    return sorted([*found, *_collapse(curves), *_flat_success(curves)], key=lambda alarm: alarm.at)
+    Runs write them down; those of an older version are looked at again here, with the streams of their recipe.
+    """
+    written = any(isinstance(record.get("alarms"), list) for record in metrics)
+    health = Health(streams or {})
+    raised: dict[str, list[float]] = {}
+    for number, record in enumerate(metrics, start=1):
+        at = _number(record.get("iteration")) or float(number)
+        if written:
+            names = record.get("alarms")
+            held = [str(name) for name in names] if isinstance(names, list) else []
+        else:
+            held = [alarm.name for alarm in health.observe(_numbers(record.get("metrics"), ""))]
+        for name in held:
+            raised.setdefault(name, []).append(at)
+    rules = {rule.name: rule for rule in RULES}
+    return sorted((_alarm(name, times, rules.get(name)) for name, times in raised.items()), key=lambda alarm: alarm.at)
 
 
-def _jump(name: str, curve: Curve) -> list[Alarm]:
-    values = sorted(value for _, value in curve)
-    middle = values[len(values) // 2] if values else 0.0
-    bad = [(at, value) for at, value in curve if middle > 0 and value > 100 * middle]
-    return [Alarm(name, bad[0][0], f"the gradient norm jumped to {bad[0][1]:.4g} (median {middle:.4g})")] if bad else []
-
-
-def _worse_critic(name: str, curve: Curve) -> list[Alarm]:
-    late = curve[-WINDOW:]
-    if len(curve) >= 2 * WINDOW and all(value < -0.5 for _, value in late):
-        return [Alarm(name, late[0][0], "the critic is worse than a constant: more critic updates, or a lower rate")]
-    return []
-
-
-def _collapse(curves: Mapping[str, Curve]) -> list[Alarm]:
-    """Entropy that fell to a twentieth of where it was."""
-    curve = curves.get("entropy/entropy", ())
-    if len(curve) < 2 * WINDOW:
-        return []
-    start = _mean(curve[:WINDOW])
-    low = [at for at, value in curve if start > 0 and value < 0.05 * start]
-    return [Alarm("entropy/entropy", low[0], "the entropy collapsed: nothing new is tried any more")] if low else []
-
-
-def _flat_success(curves: Mapping[str, Curve]) -> list[Alarm]:
-    """Rewards of the scores that rose while success did not: a sign that the scores are played, not the task."""
-    success = curves.get("episodes/success", ())
-    if len(success) < 4 * WINDOW:
-        return []
-    gain = _mean(success[-WINDOW:]) - _mean(success[:WINDOW])
-    found = []
-    for name, curve in curves.items():
-        if name.startswith("credit/share/") and name not in ("credit/share/outcome", "credit/share/reference_kl"):
-            rise = _mean(curve[-WINDOW:]) - _mean(curve[:WINDOW])
-            if len(curve) >= 4 * WINDOW and rise > 0.1 and gain < 0.02:
-                found.append(
-                    Alarm(
-                        name, curve[-WINDOW][0], f"its share of the rewards rose by {rise:.2f}, success by {gain:+.3f}"
-                    )
-                )
-    return found
-
-
-def _mean(curve: Curve) -> float:
-    return math.fsum(value for _, value in curve) / len(curve) if curve else 0.0
+def _alarm(name: str, times: Sequence[float], rule: Rule | None) -> Alarm:
+    count = f"in {len(times)} iteration{'s' if len(times) > 1 else ''}"
+    what = count if rule is None else f"{rule.meaning}. {rule.mend} ({count})"
+    return Alarm(name, times[0], what)
 
 
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def _interval(value: Any) -> list[float] | None:
+    numbers = [_number(one) for one in value] if isinstance(value, list) else []
+    known = [one for one in numbers if one is not None]
+    return known if len(known) == len(numbers) == 2 else None
 
 
 def _numbers(value: Any, prefix: str) -> dict[str, float]:

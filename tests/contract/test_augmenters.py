@@ -16,13 +16,14 @@ from slea_llm.crediting import Crediting, earned
 from slea_llm.interfaces import Augmenter, Fittable, Gated, LocalReducer, StepWeigher, Versioned
 from slea_llm.scoring import Scorer
 from slea_llm.settings import StreamSettings, WeightSettings
-from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
+from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats, Turn
 from tests.contract.test_components import sample
 from tests.support.components import build
 from tests.support.experience import stats_of
 
 NAMES = sorted(registry.names("augmenter"))
 PAYERS = [name for name in NAMES if hasattr(registry.load("augmenter", name), "augment")]
+LEARNT = [name for name in NAMES if hasattr(registry.load("augmenter", name), "fit")]
 WEIGHERS = [name for name in NAMES if hasattr(registry.load("augmenter", name), "weights")]
 ENDINGS = ["success", "failure", "max_turns", "user_left", "budget", "error"]
 
@@ -121,6 +122,33 @@ def test_br_019_br_021_one_dialogue_or_equal_ones_give_finite_credit(name: str) 
             assert np.isfinite(one.weights).all()
             assert all(np.isfinite(target).all() for target in one.returns.values())
             assert not one.advantages[~one.policy_mask].any()
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_while_its_gate_is_shut_it_changes_nothing_and_claims_no_token(name: str) -> None:
+    component = registry.load("augmenter", name)
+    scored = scored_as(turns=paid_at_the_end())
+    stats = [stats_of(scored, {"outcome": [0.1] * scored.trajectory.sampled_tokens})]
+
+    def credit(sources: tuple[str, ...], parts: list[Any]) -> AugmentedExperience:
+        streams = {"outcome": StreamSettings(sources=sources)}
+        weights = WeightSettings(sources=(name,) if parts and name in WEIGHERS else ())
+        method = NestedGae(NestedGae.Config(), streams=streams)
+        crediting = Crediting(streams, parts, method, evaluators=(), weights=weights)
+        (got,) = crediting.credit([scored], stats, progress=0.5, reducer=LocalReducer())
+        return got
+
+    plain = credit(("outcome",), [])
+    beside = credit(("outcome", name), [component(component.Config())])
+    np.testing.assert_array_equal(beside.advantages, plain.advantages)
+    np.testing.assert_array_equal(beside.weights, plain.weights)
+    assert beside.versions[name] == "unfitted"
+    assert not credit((name,), [component(component.Config())]).policy_mask.any()
+
+
+def paid_at_the_end() -> tuple[Turn, ...]:
+    turns = sample().turns
+    return (*turns[:-1], dataclasses.replace(turns[-1], reward=10.0))
 
 
 @pytest.mark.parametrize("name", NAMES)

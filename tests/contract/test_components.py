@@ -42,7 +42,6 @@ TORCH_FREE = frozenset(
 
 PARSERS = sorted(registry.names("parser"))
 EVALUATORS = sorted(registry.names("evaluator"))
-AUGMENTERS = sorted(registry.names("augmenter"))
 ROWS = [(kind, name) for kind in ("parser", "evaluator", "augmenter") for name in sorted(registry.names(kind))]
 
 

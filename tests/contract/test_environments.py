@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from slea_llm import registry
 from slea_llm.errors import EpisodeError
@@ -45,8 +47,8 @@ def variants() -> Iterator[Any]:
     for name in NAMES:
         fields = {field.name for field in dataclasses.fields(registry.load("environment", name).Config)}
         for language in LANGUAGES if "language" in fields else (None,):
-            settings = {"language": language} if language else {}
-            yield pytest.param(made(name, **settings), id=f"{name}-{language}" if language else name)
+            options = {"language": language} if language else {}
+            yield pytest.param(made(name, **options), id=f"{name}-{language}" if language else name)
 
 
 @pytest.fixture(params=variants())
@@ -173,6 +175,32 @@ def test_snapshot_is_a_copy(environment: Environment, user: ScriptedUser) -> Non
     twin.agent_says(agent.act(state, whole.messages))
     assert episode.state() == state
     assert json.dumps(snapshot) == json.dumps(episode.snapshot())
+
+
+PIECES = (
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "{notes}", "{order}", "{day}", "?", "12", "AB12345", "\0"),
+    *("attack", "不", '{"name": "book_visit"}', '{"name": "order", "arguments": {"do": ["x"]}}'),
+    '{"name": "search_hotels", "arguments": {"start": 99, "nights": -3}}',
+    '{"name": "book_trip", "arguments": {"journey": "", "hotel": "", "site": ""}}',
+)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=7).map("".join), max_size=4))
+def test_any_text_is_taken(environment: Environment, texts: list[str]) -> None:
+    """No reply and no user's text breaks an episode, and the state stays JSON."""
+    episode = environment.start(environment.task(3))
+    for text in texts:
+        if episode.agent_says(text).termination or episode.user_says(text).termination:
+            break
+        assert json.loads(json.dumps(dict(episode.state()))) == episode.state()
+        assert environment.restore(environment.task(3), episode.snapshot()).state() == episode.state()
+
+
+def test_a_long_reply_is_read_in_time_that_grows_with_its_length(environment: Environment) -> None:
+    """42,000 words; work that grows with the square of them would run into the test's time limit."""
+    episode = environment.start(environment.task(3))
+    episode.agent_says("attack the error log, not the dish " * 6000)
 
 
 def test_ended_episode_takes_nothing_more(environment: Environment) -> None:

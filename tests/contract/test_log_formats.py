@@ -6,14 +6,30 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slea_llm import registry
+from slea_llm.logs.anthropic import AnthropicMessages
+from slea_llm.logs.atif import Atif
 from slea_llm.logs.formats import JsonFormat, TextFormat
+from slea_llm.logs.inspect_ai import InspectLog
+from slea_llm.logs.nemo_gym import NemoGym
+from slea_llm.logs.openai_chat import OpenAIChat
+from slea_llm.logs.openhands import OpenHands
+from slea_llm.logs.otel_genai import OtelGenAi
+from slea_llm.logs.own import OwnLog
+from slea_llm.logs.react import ReactLog
 from slea_llm.logs.reading import LogReader
+from slea_llm.logs.reflexion import ReflexionLog
+from slea_llm.logs.sharegpt import ShareGpt
+from slea_llm.logs.swe_agent import SweAgent
+from slea_llm.logs.tau2_bench import Tau2Bench
+from slea_llm.logs.tau_bench import TauBench
+from slea_llm.logs.toolbench import ToolBench
 from slea_llm.scoring import Scorer
 from slea_llm.storage import write_trajectories
 from slea_llm.types import Trajectory
@@ -21,6 +37,23 @@ from tests.support.components import build
 from tests.support.log_samples import samples
 
 FORMATS = sorted(registry.names("log_format"))
+OURS: Mapping[str, type] = {
+    "slea": OwnLog,
+    "tau_bench": TauBench,
+    "tau2_bench": Tau2Bench,
+    "nemo_gym": NemoGym,
+    "swe_agent": SweAgent,
+    "openhands": OpenHands,
+    "inspect": InspectLog,
+    "atif": Atif,
+    "toolbench": ToolBench,
+    "otel_genai": OtelGenAi,
+    "sharegpt": ShareGpt,
+    "anthropic": AnthropicMessages,
+    "reflexion": ReflexionLog,
+    "react": ReactLog,
+    "openai_chat": OpenAIChat,
+}
 
 
 def written(folder: Path, row: Any) -> Path:
@@ -37,6 +70,7 @@ def read(path: Path, **options: Any) -> tuple[list[Trajectory], LogReader]:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_has_the_name_of_its_row_a_frozen_config_and_a_sample(name: str) -> None:
     found = registry.load("log_format", name)
+    assert OURS[name] == found
     assert found.name == name
     assert found.__doc__
     assert dataclasses.is_dataclass(found.Config)

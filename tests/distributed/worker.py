@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,13 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
+from slea_llm.buffer import ReplayBuffer
 from slea_llm.distributed import make_accelerator
-from slea_llm.settings import TrainerSettings
+from slea_llm.encoders import HashingEncoder
+from slea_llm.imitation import Imitation
+from slea_llm.losses.imitation import ImitationConfig, ImitationLoss
+from slea_llm.losses.imitation_prototypes import PrototypeConfig, PrototypeLoss
+from slea_llm.settings import ReplaySettings, TrainerSettings
 from slea_llm.storage import read_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support import loop, training
@@ -119,6 +125,37 @@ def rollouts(folder: Path, accelerator: Accelerator, *, engine: str) -> None:
     (folder / f"{engine}-rank{accelerator.process_index}.json").write_text(json.dumps(found))
 
 
+def replay(folder: Path, accelerator: Accelerator) -> None:
+    """Three iterations with a buffer a rank, imitation, and scores made beside play; stopped and resumed after two."""
+    settings = TrainerSettings(
+        iterations=3, epochs=1, minibatch=2, microbatch=2, learning_rate=1e-2, critic_learning_rate=1e-2,
+        target_kl=0.0, save_every=2,
+    )  # fmt: skip
+    steps = ImitationConfig(encoder="hashing", gain="advantage", top=1.0, fade_until=1.0)
+    ways = PrototypeConfig(encoder="hashing", gain="advantage", fade_until=1.0)
+    chooser = Imitation(
+        steps, ways, encoders={"hashing": HashingEncoder()}, streams=loop.STREAMS, rank=int(accelerator.process_index)
+    )
+    kit = loop.Kit(rollout=dataclasses.replace(loop.ROLLOUT, scoring_batch=1, scoring_ahead=1))
+    kit = dataclasses.replace(kit, losses=[*kit.losses, ImitationLoss(steps), PrototypeLoss(ways)])
+    found: dict[str, Any] = {}
+    for name, until in (("cut", 2), ("cut", 3), ("whole", 3)):
+        running = loop.running(
+            folder / "base", folder / f"replay-{name}", settings, engine="transformers", accelerator=accelerator,
+            kit=kit, replay=ReplaySettings(share=0.5, capacity=8),
+            imitation=chooser,
+        )  # fmt: skip
+        with running as (trainer, model, _):
+            if name == "cut" and until == 3:
+                trainer.resume(trainer.checkpoints / "step-2")
+            trainer.run(until=until)
+            store = trainer._parts.replay
+            assert isinstance(store, ReplayBuffer)
+            found[name] = {"update": trainer.update, "stored": list(store.ids)}
+        save_file(model.trainable_state(), folder / f"replay-{name}-rank{accelerator.process_index}.safetensors")
+    (folder / f"replay-rank{accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def refits(folder: Path, accelerator: Accelerator) -> None:
     """Three iterations with a refit each; then the second checkpoint again, in fresh objects, up to the same end."""
     rng = np.random.default_rng(3)
@@ -165,6 +202,8 @@ def main(arguments: Sequence[str]) -> None:
         accelerator.backward = plain
         if case == "shapes":
             shapes(folder, accelerator)
+        elif case == "replay":
+            replay(folder, accelerator)
         elif case == "refits":
             refits(folder, accelerator)
         elif case.startswith("rollouts:"):

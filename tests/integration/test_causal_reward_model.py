@@ -18,6 +18,8 @@ from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card
 from slea_llm.fitting.causal import CausalSettings, FittedReader, fit_causal, predict, token_examples
 from slea_llm.fitting.labels import StepLabel, outcome_labels
 from slea_llm.models.step_reader import Opened, open_reader
+from slea_llm.models.tiny import make_tiny
+from slea_llm.score_runs import newest_log
 from slea_llm.settings import ModelSettings
 from slea_llm.storage import read_scored, write_trajectories
 from slea_llm.types import Trajectory
@@ -126,6 +128,9 @@ def test_another_base_weights_or_form_are_refused(folder: Path, base: Path, tmp_
     other = write_base(tmp_path / "other", seed=2)
     with pytest.raises(EvaluatorError, match="base model, tokenizer or chat template are not those"):
         CausalRewardModel(CausalRewardModel.Config(model=str(folder), base=str(other), device="cpu"))
+    wider = make_tiny(tmp_path / "wider", ["light red"], vocab_size=300, hidden=128, layers=1, heads=2, seed=2)
+    with pytest.raises(EvaluatorError, match="was fitted on another base than"):
+        CausalRewardModel(CausalRewardModel.Config(model=str(folder), base=str(wider), device="cpu"))
     with pytest.raises(EvaluatorError, match="holds a causal_reward_model, not a reward_model"):
         RewardModel(RewardModel.Config(model=str(folder)))
     bare = tmp_path / "bare"
@@ -167,7 +172,7 @@ def test_the_same_data_and_seed_give_the_same_weights(base: Path) -> None:
 
 
 def test_from_the_command_line_to_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, output, scores = tmp_path / "log.jsonl", tmp_path / "model", tmp_path / "scores.jsonl"
+    log, output, scores = tmp_path / "log.jsonl", tmp_path / "model", tmp_path / "scores"
     write_trajectories(log, dialogues(24))
     command = ["fit-evaluator", str(log), "--output", str(output), "--evaluator", "causal_reward_model"]
     assert main(command) == 2
@@ -181,7 +186,7 @@ def test_from_the_command_line_to_scores(base: Path, tmp_path: Path, capsys: pyt
     evaluator = f"{{name: causal_reward_model, model: {output}}}"
     recipe.write_text(f"model: {{base: none}}\nenvironment: {{name: order_taking}}\nevaluators: [{evaluator}]\n")
     assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
-    assert all(word.score is not None for one in read_scored(scores) for word in one.scores)
+    assert all(word.score is not None for one in read_scored(newest_log(scores)) for word in one.scores)
 
 
 def label(one: Trajectory, target: float) -> StepLabel:

@@ -11,6 +11,7 @@ from slea_llm.cli import main
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card
 from slea_llm.rollout import play
+from slea_llm.score_runs import newest_log
 from slea_llm.storage import read_scored, read_trajectories, write_trajectories
 from slea_llm.users.scripted import ScriptedUser
 
@@ -72,11 +73,11 @@ def test_fit_then_score(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (output / WEIGHTS).is_file()
 
     recipe.write_text(RECIPE.replace("knowledge_base", f"reward_model, model: {output}"), encoding="utf-8")
-    scores = tmp_path / "scores.jsonl"
+    scores = tmp_path / "scores"
     assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
     said = capsys.readouterr().out
     assert "reward_model: gate " in said
-    scored = list(read_scored(scores))
+    scored = list(read_scored(newest_log(scores)))
     assert len(scored) == 24
     assert all(word.score is not None for one in scored for word in one.scores)
     shut = "gate shut" in said
@@ -116,11 +117,11 @@ def test_what_is_fitted_to_outcomes_is_fitted_saved_and_read_by_name(
     assert "rule popularity" in said
     assert f"{name}: gate " in said
     assert f"in a recipe: {{name: {name}, model: {output}}}" in said
-    recipe, scores = tmp_path / "recipe.yaml", tmp_path / "scores.jsonl"
+    recipe, scores = tmp_path / "recipe.yaml", tmp_path / "scores"
     recipe.write_text(RECIPE.replace("knowledge_base", f"{name}, model: {output}"), encoding="utf-8")
     assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
     assert f"{name}: gate " in capsys.readouterr().out
-    assert all(word.score is not None for one in read_scored(scores) for word in one.scores)
+    assert all(word.score is not None for one in read_scored(newest_log(scores)) for word in one.scores)
 
 
 def test_what_cannot_be_fitted_is_refused_by_name(

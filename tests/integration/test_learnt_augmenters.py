@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from slea_llm.augmenters.attention_credit import AttentionCredit
 from slea_llm.augmenters.learnt import CARD, WEIGHTS
 from slea_llm.augmenters.value_shaping import ValueShaping
 from slea_llm.errors import ConfigError, SleaError, StorageError
-from slea_llm.types import ScoredTrajectory
-from tests.support.components import build, plain_orders
+from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.refitting import Refitting
+from slea_llm.rollout import play
+from slea_llm.scoring import Scorer
+from slea_llm.types import ScoredStep, ScoredTrajectory
+from tests.support.components import build, fitted_augmenter, plain_orders
+from tests.support.dialogue_mdp import FactsEnvironment, FactsUser, value
 from tests.support.shaping import REPLY, talk
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums of several threads come in any order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def shaping(**options: Any) -> ValueShaping:
@@ -129,3 +150,183 @@ def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of the dialogues succeeded"):
         shaping(learn_from="successes").fit([], [turns_of(0, termination="failure")], seed=0, folder=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_value_shaping_learns_what_a_process_is_worth(tmp_path: Path) -> None:
+    """On a dialogue process whose values are known exactly, V before a turn is near them, at either lambda."""
+    data = facts_dialogues(480)
+    truth = [exact_values(one) for one in data[400:]]
+    for lam in (1.0, 0.5):
+        part = shaping(gamma=1.0, lam=lam, window=400)
+        for number in range(0, 400, 40):
+            part.fit(data[:number], data[number : number + 40], seed=number, folder=tmp_path / f"{lam}-{number}")
+            part.load(tmp_path / f"{lam}-{number}")
+        assert part.gate.open, part.gate.line
+        # Undiscounted, what the turns up to one pay adds up to V there less V at the start.
+        found, known = [], []
+        for one, values in zip(data[400:], truth, strict=True):
+            paid = list(part.augment(one, 0.0).values())[:-1]
+            found += list(np.cumsum(paid))
+            known += [value - values[0] for value in values[1:]]
+        assert np.corrcoef(found, known)[0, 1] > 0.9
+        assert float(np.mean(np.abs(np.array(found) - np.array(known)))) < 0.15
+
+
+def facts_dialogues(count: int) -> list[ScoredTrajectory]:
+    environment, user = FactsEnvironment(), FactsUser()
+    scorer = Scorer(TaggedParser(TaggedParser.Config()), [])
+    found = []
+    for seed in range(count):
+        task = environment.task(seed)
+        found.append(scorer.score(play(environment, user, environment.expert(task), task, seed=seed, max_turns=12)))
+    return found
+
+
+def exact_values(one: ScoredTrajectory) -> list[float]:
+    """P(success) before every turn."""
+    return [value(turn.index, len(turn.state_before["known"])) for turn in one.trajectory.turns]
+
+
+def probed(data: list[ScoredTrajectory], *, sign: float) -> list[ScoredTrajectory]:
+    """The dialogues with counterfactual scores whose size agrees with a reader's attention (`sign` 1) or opposes it."""
+    reader = AttentionCredit(AttentionCredit.Config(read="attention"))
+    reader.load(fitted_augmenter("attention_credit"))
+    found = []
+    for one in data:
+        scores = [
+            ScoredStep(turn=turn, step=step, evaluator="counterfactual", version="1", score=-(4 + sign * weight))
+            for (turn, step), weight in reader.weights(one, 0.0).items()
+        ]
+        found.append(dataclasses.replace(one, scores=tuple(scores), evaluator_versions={"counterfactual": "1"}))
+    return found
+
+
+@pytest.mark.parametrize(("sign", "trusted"), [(1.0, True), (-1.0, False)])
+def test_attention_is_used_where_counterfactuals_agree_with_it_and_replaced_where_not(
+    tmp_path: Path, sign: float, trusted: bool
+) -> None:
+    data = probed(plain_orders(60)[20:], sign=sign)
+    first, part = (AttentionCredit(AttentionCredit.Config()) for _ in range(2))
+    first.load(fitted_augmenter("attention_credit"))
+    assert first.agreement is None  # nothing was probed yet
+    assert not first.trusts_attention
+    first.fit([], data, seed=3, folder=tmp_path / "probed")
+    part.load(tmp_path / "probed")
+    assert part.agreement is not None
+    assert np.sign(part.agreement) == sign
+    assert part.trusts_attention is trusted
+    forced = {read: AttentionCredit(AttentionCredit.Config(read=read)) for read in ("attention", "leave_one_out")}
+    for one in forced.values():
+        one.load(tmp_path / "probed")
+    same = forced["attention" if trusted else "leave_one_out"]
+    assert part.shares(data[0]) == same.shares(data[0])
+    assert forced["attention"].shares(data[0]) != forced["leave_one_out"].shares(data[0])
+    assert sum(part.shares(data[0]).values()) == pytest.approx(1.0)
+    assert json.loads((tmp_path / "probed" / CARD).read_text())["agreement"] == pytest.approx(part.agreement, abs=1e-6)
+
+
+def test_a_reader_attends_to_the_step_that_decides(tmp_path: Path) -> None:
+    """One of four steps decides the end; what is read of it, left out, moves the prediction most."""
+    rng = np.random.default_rng(0)
+    data = []
+    for number in range(160):
+        wins, at = bool(rng.random() < 0.5), int(rng.integers(4))
+        texts = ["fine", "maybe", "let us see", "hm"]
+        texts[at] = "the right key" if wins else "the wrong door"
+        rewards = [0.0] * 3 + [1.0 if wins else 0.0]
+        ending: Any = "success" if wins else "failure"
+        turns: Any = [[("reply", text)] for text in texts]
+        data.append((at, talk(turns, rewards=rewards, termination=ending, name=f"t{number}")))
+    part = AttentionCredit(AttentionCredit.Config(window=160))
+    dialogues = [one for _, one in data]
+    for number in range(0, 120, 20):
+        part.fit(dialogues[:number], dialogues[number : number + 20], seed=number, folder=tmp_path / str(number))
+        part.load(tmp_path / str(number))
+    assert part.gate.open, part.gate.line
+    hits = [max(shares := part.shares(one), key=shares.__getitem__)[0] == at for at, one in data[120:]]
+    assert np.mean(hits) > 0.8
+    weights = part.weights(data[0][1], 0.0)
+    assert sum(weights.values()) == pytest.approx(4.0)
+
+
+class Observed:
+    """A part that is fitted on observed dialogues in a folder, and what was said."""
+
+    def __init__(self, folder: Path, part: Any, *, main: bool = True, gather: Any = list) -> None:
+        self.part, self.folder, self.said = part, folder, list[str]()
+        self.refitting = Refitting(part, folder=folder, main=main, gather=gather, seed=7, report=self.said.append)
+
+    def observe(self, first: int, last: int, data: list[ScoredTrajectory]) -> list[str]:
+        """The versions in use after each of these iterations, eight dialogues in each."""
+        versions = []
+        for iteration in range(first, last):
+            self.refitting.observe(iteration, data[8 * iteration : 8 * iteration + 8])
+            versions.append(self.part.version)
+        return versions
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "value_shaping": lambda: ValueShaping(ValueShaping.Config(refresh_every=16, window=40)),
+    "attention_credit": lambda: AttentionCredit(AttentionCredit.Config(refresh_every=16, window=40)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, name: str) -> None:
+    """Fits come after two iterations of eight; a run that is cut after the third goes on as the whole one did."""
+    data = plain_orders(60)
+    whole = Observed(tmp_path / "whole", PARTS[name]())
+    versions = whole.observe(0, 7, data)
+    assert len(set(versions)) == 4  # unfitted, and three copies
+    assert versions[1] == "unfitted"  # what is credited now was never learnt from before
+    assert versions[2] == versions[3]  # a frozen copy in between
+    cut = Observed(tmp_path / "cut", PARTS[name]())
+    cut.observe(0, 3, data)
+    state = json.loads(json.dumps(cut.refitting.state()))
+    cut.observe(3, 7, data)  # goes on beyond the checkpoint, and is lost
+    late = Observed(tmp_path / "cut", PARTS[name]())
+    late.refitting.restore(state)
+    assert late.observe(3, 7, data) == versions[3:]
+    assert late.part.augment(data[50], 0.0) == whole.part.augment(data[50], 0.0)
+
+
+def test_only_the_copies_that_checkpoints_name_are_kept(tmp_path: Path) -> None:
+    data = plain_orders(60)
+    run = Observed(tmp_path, PARTS["value_shaping"]())
+    run.observe(0, 3, data)
+    run.refitting.state()
+    run.observe(3, 7, data)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["iteration-2", "iteration-6"]
+
+
+def test_ranks_load_what_the_first_one_wrote(tmp_path: Path) -> None:
+    data = plain_orders(48)
+    parts = [PARTS["value_shaping"]() for _ in range(2)]
+    mailbox: list[list[ScoredTrajectory]] = [[], []]
+    barrier = threading.Barrier(2, timeout=30)
+
+    def rank(index: int) -> list[str]:
+        def gather(own: list[ScoredTrajectory]) -> list[ScoredTrajectory]:
+            mailbox[index] = own
+            barrier.wait()
+            everyone = [one for piece in mailbox for one in piece]
+            barrier.wait()
+            return everyone
+
+        run = Observed(tmp_path, parts[index], main=index == 0, gather=gather)
+        return run.observe(0, 3, data[24 * index : 24 * index + 24])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, range(2))
+    assert first == second
+    assert first[-1] != "unfitted"
+    assert parts[0].augment(data[0], 0.0) == parts[1].augment(data[0], 0.0)
+
+
+def test_a_fit_that_fails_leaves_the_copy_of_before(tmp_path: Path) -> None:
+    part = ValueShaping(ValueShaping.Config(refresh_every=8, learn_from="successes"))
+    failures = [turns_of(0, -1, termination="failure", name=f"t{n}") for n in range(32)]
+    run = Observed(tmp_path, part)
+    assert run.observe(0, 3, failures) == ["unfitted"] * 3
+    assert "not fitted, the copy of before goes on: value_shaping: none of the dialogues succeeded" in run.said[0]
+    assert not list(tmp_path.iterdir())

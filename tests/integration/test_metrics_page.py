@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slea_llm import registry
+from slea_llm.encoders import HashingEncoder
 from slea_llm.evaluation import EvaluationReport
 from slea_llm.health import RULES
+from slea_llm.imitation import Imitation
 from slea_llm.interfaces import LossTerm
+from slea_llm.losses.imitation import ImitationConfig
+from slea_llm.losses.imitation_prototypes import PrototypeConfig
 from slea_llm.settings import TrainerSettings
-from tests.support import training
+from tests.support import replay, training
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +45,17 @@ def emitted(tmp_path: Path) -> set[str]:
     settings = TrainerSettings(iterations=2, epochs=1, minibatch=4, microbatch=2, save_every=1)
     components = [registry.load("loss", name) for name in sorted(registry.ROWS["loss"].keys() - {"ppo", "value"})]
     losses: list[LossTerm] = [component(component.Config()) for component in components]
-    training.trainer(model, settings, recorded, tmp_path / "run", more_losses=losses).run()
+    options = {"encoder": "hashing", "fade_until": 1.0}
+    chooser = Imitation(
+        ImitationConfig(**options),  # type: ignore[arg-type]
+        PrototypeConfig(**options),  # type: ignore[arg-type]
+        encoders={"hashing": HashingEncoder()},
+        streams=training.STREAMS,
+    )
+    with closing(replay.buffer(tmp_path / "replay")) as buffer:
+        training.trainer(
+            model, settings, recorded, tmp_path / "run", more_losses=losses, replay=buffer, imitation=chooser
+        ).run()
     names: set[str] = set()
     for line in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)

@@ -35,14 +35,14 @@ def test_a_smoke_recipe_trains(name: str, base: Path, tmp_path: Path, capsys: py
     path, output = find("recipes", name), tmp_path / "run"
     recipe = load_recipe(path)
     check(recipe)
-    assert Path(recipe.run.output_dir).name == f"smoke-{Path(name).stem}"
+    assert recipe.run.output_dir.endswith(Path(name).stem)
     fresh_accelerator()
     assert main(["train", str(path), f"model.base={base}", f"run.output_dir={output}"]) == 0
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [line["iteration"] for line in lines] == [1, 2]
+    assert [line["iteration"] for line in lines] == list(range(1, recipe.trainer.iterations + 1))
     for line in lines:
         assert all(math.isfinite(value) for value in line["metrics"].values())
-        assert line["metrics"]["update/policy_count"] == line["metrics"]["update/count"] == 1
+        assert line["metrics"]["update/policy_count"] == line["metrics"]["update/count"] > 0
     assert load_recipe(output / "recipe.yaml").credit == recipe.credit
     if name == "smoke/atomic_actions.yaml":
         assert "every reply is one step" in capsys.readouterr().out

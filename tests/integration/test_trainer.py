@@ -194,10 +194,11 @@ def test_the_checks_are_said_once_and_in_words(model: PolicyCritic, tmp_path: Pa
         "batch: 8 prompts x 1 dialogues",
         "updates: 4",
         "trained tokens: assistant",
+        "steps: 2.0 a reply",
         "sampler against trainer",
     ]
     beginnings += ["reference: KL 0", "gradients: all", "first update: ratio 1"]
-    assert [line.startswith(start) for line, start in zip(said, beginnings, strict=True)] == [True] * 7
+    assert [line.startswith(start) for line, start in zip(said, beginnings, strict=True)] == [True] * 8
 
 
 @pytest.mark.parametrize("reads", [False, True])

@@ -10,12 +10,21 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from slea_llm import registry
+from slea_llm.buffer import ReplayBuffer
 from slea_llm.collection import OnlineCollector, Rank
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
-from slea_llm.interfaces import Environment, Generator, LossTerm, SimulatedUser, StepEvaluator, StepParser
+from slea_llm.interfaces import (
+    Environment,
+    Generator,
+    Imitator,
+    LossTerm,
+    SimulatedUser,
+    StepEvaluator,
+    StepParser,
+)
 from slea_llm.losses.ppo import PpoConfig, PpoLoss
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.chat import ChatTokenizer
@@ -25,7 +34,14 @@ from slea_llm.models.tiny import make_tiny
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.rollout import Rollout
 from slea_llm.scoring import Scorer
-from slea_llm.settings import ModelSettings, RolloutSettings, StreamSettings, TrainerSettings, WarmStartSettings
+from slea_llm.settings import (
+    ModelSettings,
+    ReplaySettings,
+    RolloutSettings,
+    StreamSettings,
+    TrainerSettings,
+    WarmStartSettings,
+)
 from slea_llm.storage import ScoredLog
 from slea_llm.trainer import Parts, Trainer, TrainerOptions
 from slea_llm.users.scripted import ScriptedUser
@@ -69,6 +85,8 @@ def running(
     *,
     engine: str,
     accelerator: Accelerator,
+    replay: ReplaySettings | None = None,
+    imitation: Imitator | None = None,
     kit: Kit | None = None,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[tuple[Trainer, PolicyCritic, ScoredLog]]:
@@ -103,11 +121,18 @@ def running(
             log=log,
             rank=rank,
         )
+        buffer = None
+        if replay is not None:
+            folder = output_dir / "replay" / f"rank{rank.index}"
+            buffer = ReplayBuffer(replay, folder, seed=0, rank=rank.index, world_size=rank.world_size)
+            stack.callback(buffer.close)
         parts = Parts(
             losses=kit.losses,
             collector=collector,
             crediting=crediting,
             generator=generator,
+            replay=buffer,
+            imitation=imitation,
         )
         pad = int(load_tokenizer(model_settings).pad_token_id)
         options = TrainerOptions(output_dir=output_dir, seed=0, pad_id=pad, report=report)

@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
-from slea_llm.interfaces import LossTerm, WeightSource
+from slea_llm.interfaces import Imitator, LossTerm, Replay, WeightSource
 from slea_llm.losses.ppo import PpoConfig, PpoLoss
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.models.policy import PolicyCritic, build
@@ -148,6 +148,8 @@ def trainer(
     more_losses: Sequence[LossTerm] = (),
     max_error_rate: float = 0.2,
     collector: Collector | None = None,
+    replay: Replay | None = None,
+    imitation: Imitator | None = None,
     credit: Crediting | None = None,
     report: list[str] | None = None,
     **options: Any,
@@ -168,6 +170,8 @@ def trainer(
             collector=collector or Recording(shares, rank=int(accelerator.process_index)),
             crediting=credit or crediting(),
             generator=SilentGenerator(),
+            replay=replay,
+            imitation=imitation,
         ),
         accelerator=accelerator,
         options=TrainerOptions(

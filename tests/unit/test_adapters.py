@@ -49,7 +49,7 @@ class Guess(gymnasium.Env[str, str]):
         return shown, float(right), right, self._guesses >= 6 and not right, {}
 
 
-class Switch(gymnasium.Env[str, int]):
+class Switch(gymnasium.Env[str, Any]):
     """Two named actions; only the second ends it, and its info says whether that was a success."""
 
     action_space = gymnasium.spaces.Discrete(2)
@@ -69,15 +69,17 @@ class Moody(Guess):
     moods: ClassVar[Iterator[int]] = iter(range(1000))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        del action
         return f"Mood {next(self.moods)}", 0.0, False, False, {}
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    for made in (Guess, Switch, Moody):
+    worlds: tuple[Any, ...] = (Guess, Switch, Moody)
+    for made in worlds:
         gymnasium.register(f"{made.__name__}Text-v0", made, disable_env_checker=True, order_enforce=False)
     yield
-    for made in (Guess, Switch, Moody):
+    for made in worlds:
         gymnasium.registry.pop(f"{made.__name__}Text-v0")
 
 
@@ -156,7 +158,7 @@ def test_leaving_user_closes_the_world() -> None:
         episode.agent_says("1")
 
 
-# TextWorld (the calls of textworld 1.7: start, EnvInfos, reset, step, a state that is a mapping with attributes) -------
+# TextWorld (the calls of textworld 1.7: start, EnvInfos, reset, step, a state that is a mapping with attributes) ------
 
 
 class GameState(dict[str, Any]):
@@ -234,7 +236,7 @@ def test_textworld_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         environment.start(environment.task(0))
 
 
-# verifiers (the calls of verifiers 0.4: a taskset that yields tasks, a trace with its last reply, an async score) ------
+# verifiers (the calls of verifiers 0.4: a taskset that yields tasks, a trace with its last reply, an async score) -----
 
 
 class Sum:

@@ -13,7 +13,11 @@ from slea_llm.cli import compose
 from slea_llm.config import parse_recipe
 from slea_llm.errors import ConfigError, StorageError, UnsupportedError
 from slea_llm.evaluators.blend import Blend, Part
+from slea_llm.interfaces import LocalReducer
+from slea_llm.metrics_log import asking_metrics
+from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.planning import check
+from slea_llm.questions import Usage
 from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict
 from tests.support.components import build, continuations, fitted_folder, orders
@@ -205,3 +209,42 @@ def test_the_blend_of_the_contract_is_built_from_fitted_parts() -> None:
     scored = orders()[0]
     found = build("evaluator", "blend").score(scored.trajectory, scored.steps)
     assert all(word.score is not None and set(word.parts) == {"knowledge_base", "hindsight"} for word in found)
+
+
+class Asks(Says):
+    """Scores, and counts a question for each step."""
+
+    usage = Usage()
+
+    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
+        self.usage = self.usage.plus(questions=len(steps), requests=len(steps), prompt_tokens=9, cost=0.5)
+        return super().score(trajectory, steps)
+
+
+def test_what_chat_models_cost_is_told_by_component_also_inside_a_blend() -> None:
+    judge = Asks("judge", *[0.1] * 99)
+    scorer = Scorer(TaggedParser(TaggedParser.Config()), [blend((judge, 1.0), (Says("b", *[0.3] * 99), 1.0))])
+    before = scorer.usages()
+    assert before == {"blend/judge": Usage()}
+    list(scorer.score_many([orders()[0].trajectory]))
+    steps = len(orders()[0].steps)
+    now = scorer.usages()["blend/judge"]
+    assert now == Usage(questions=steps, requests=steps, prompt_tokens=9, cost=0.5)
+    list(scorer.score_many([orders()[0].trajectory]))
+    assert scorer.usages()["blend/judge"].since(now) == now
+
+
+class TwoRanks(LocalReducer):
+    """As if another rank had the same numbers."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [2.0 * value for value in values]
+
+
+def test_costs_are_summed_over_ranks() -> None:
+    found = asking_metrics({"judge": Usage(requests=3, cost=0.25)}, reducer=TwoRanks())
+    assert {name: value for name, value in found.items() if value} == {
+        "asking/judge/requests": 6.0,
+        "asking/judge/cost": 0.5,
+    }
+    assert asking_metrics({}, reducer=TwoRanks()) == {}

@@ -157,7 +157,7 @@ def test_a_recipe_of_the_scoring_sections_alone_is_enough(log: Path, tmp_path: P
     assert next(iter(run.read())).scores[0].score == 0.5
 
 
-def test_ids_that_are_paths_touch_nothing_outside_the_results(
+def test_br_093_ids_that_are_paths_touch_nothing_outside_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = tmp_path / "in"
@@ -185,7 +185,7 @@ def test_a_log_without_outcomes_still_gets_its_scores(tmp_path: Path, capsys: py
     log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     assert main(["score", str(log)]) == 0
     said = capsys.readouterr().out
-    assert "success: unknown for all 1 dialogues" in said
+    assert "success: unknown, the log does not say how its 1 dialogues ended" in said
     assert "carry no advantages, the first because: the log does not say how it ended" in said
 
 
@@ -196,3 +196,28 @@ def test_the_log_of_a_run_is_whole_after_every_append(tmp_path: Path) -> None:
         log.append(other)
     with ScoredLog(tmp_path / "a.jsonl") as log:
         assert log.cut_bytes == 0
+
+
+def test_any_credit_of_the_registry_works_on_a_log(log: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "scoring.yaml"
+    recipe.write_text(
+        "evaluators: [{name: rules}]\ncredit: {name: group_relative}\nstreams: {outcome: {sources: [outcome]}}\n",
+        encoding="utf-8",
+    )
+    assert main(["score", str(log), "--recipe", str(recipe), "--credit"]) == 0
+    credit = list(CREDIT.read(score_runs.latest(log.with_name("mine.scores")).credit))
+    assert {one.why_not for one in credit} == {None}
+    assert {one.advantages[0] > 0 for one in credit[::2]} == {True}
+    assert {one.advantages[0] < 0 for one in credit[1::2]} == {True}
+
+
+def test_credit_that_needs_models_is_left_out_or_refused(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "scoring.yaml"
+    recipe.write_text("kl_in_reward: 0.1\nstreams: {outcome: {sources: [outcome, reference_kl]}}\n", encoding="utf-8")
+    assert main(["score", str(log), "--recipe", str(recipe), "--credit"]) == 2
+    assert "a log has neither" in capsys.readouterr().err
+    assert not log.with_name("mine.scores").exists()
+    assert main(["score", str(log), "--recipe", str(recipe)]) == 0
+    assert "advantages left out: stream 'outcome' takes reference_kl" in capsys.readouterr().out

@@ -158,8 +158,10 @@ def test_leaf_steps_are_compared_at_the_same_place_of_a_reply() -> None:
     close([one.advantages for one in credit(dialogues, judged)], [[0.5, -1.5], [-0.5, 1.5]])
 
 
-def test_a_step_without_a_score_is_in_no_group() -> None:
-    judged = {"scores": StreamSettings(sources=("judge",), gamma_step=0.0, gamma_turn=0.0)}
+@pytest.mark.parametrize("gamma", [0.0, 0.99])
+def test_a_step_without_a_score_is_in_no_group(gamma: float) -> None:
+    """By steps, and by whole dialogues, of which one has no score at all."""
+    judged = {"scores": StreamSettings(sources=("judge",), gamma_turn=gamma)}
     scores = [1.0, 0.0, None]
     dialogues = [played([0], scores={"judge": {(0, 0): score}}, name=str(n)) for n, score in enumerate(scores)]
     got = credit(dialogues, judged)

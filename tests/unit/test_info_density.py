@@ -66,7 +66,8 @@ def test_a_broken_dialogue_weighs_nothing_and_a_state_without_slots_is_an_error(
 
 def test_questions_that_are_answered_weigh_more_than_confirmations_in_order_dialogues() -> None:
     part = InfoDensity(InfoDensity.Config())
-    asked, rest = [], []
+    asked: list[float] = []
+    rest: list[float] = []
     for one in orders(40):
         weights = part.weights(one, 0.0)
         assert all(0.0 <= weight <= 1.0 for weight in weights.values())

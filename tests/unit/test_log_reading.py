@@ -179,6 +179,8 @@ def test_files_that_are_no_logs_are_named(tmp_path: Path) -> None:
         "picture.json": b"\x89PNG\x00\x00",
         "other.eval": buffer.getvalue(),
         "cut.jsonl.gz": gzip.compress(b'{"a": 1}' * 100)[:20],
+        "flipped.jsonl.gz": gzip.compress(json.dumps(chat(1)).encode())[:-20] + b"x" * 20,
+        "flipped.jsonl.zst": zstandard.compress(json.dumps(chat(1)).encode())[:-20] + b"x" * 20,
         "none.json": b"[]",
         "prose.txt": b"Once upon a time.",
         "utf16.json": "[{}]".encode("utf-16"),
@@ -190,7 +192,7 @@ def test_files_that_are_no_logs_are_named(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("free")
     (tmp_path / ".hidden.jsonl").write_text("{}")
     _, reader = read(tmp_path)
-    assert reader.fault_count == 8
+    assert reader.fault_count == 10
     assert reader.passed_over == [str(tmp_path / "LICENSE")]
     with pytest.raises(StorageError, match="does not exist"):
         read(tmp_path / "nothing")

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from slea_llm.errors import ConfigError
 from slea_llm.losses.entropy import EntropyLoss
+from slea_llm.losses.imitation import ImitationLoss
+from slea_llm.losses.imitation_prototypes import PrototypeLoss
 from slea_llm.losses.maths import k1, k2, k3, masked_sum, truncated_importance
 from slea_llm.losses.ppo import PpoLoss
 from slea_llm.losses.reference_kl import ReferenceKlLoss
@@ -30,6 +32,10 @@ TERMS: tuple[Any, ...] = (
     ReferenceKlLoss(ReferenceKlLoss.Config()),
     ReferenceKlLoss(ReferenceKlLoss.Config(estimator="k3")),
     EntropyLoss(EntropyLoss.Config()),
+    ImitationLoss(ImitationLoss.Config()),
+    ImitationLoss(ImitationLoss.Config(form="sil", value_weight=0.5)),
+    PrototypeLoss(PrototypeLoss.Config()),
+    PrototypeLoss(PrototypeLoss.Config(direction="reverse", length_power=0.5)),
 )
 
 
@@ -49,6 +55,8 @@ def batch_of(mask: Rows, *, trajectory: Sequence[int] | None = None, **given: An
         "reference_logprobs": zeros,
         "advantages": zeros,
         "weights": torch.ones_like(zeros),
+        "imitation_weights": zeros,
+        "prototypes": zeros[:, 0],
         "returns": zeros.unsqueeze(-1),
         "old_values": zeros.unsqueeze(-1),
     } | {name: value if isinstance(value, torch.Tensor) else tensor(value) for name, value in given.items()}
@@ -56,7 +64,7 @@ def batch_of(mask: Rows, *, trajectory: Sequence[int] | None = None, **given: An
         input_ids=torch.zeros(on.shape, dtype=torch.int64),
         attention_mask=torch.ones_like(on),
         policy_mask=on,
-        imitation_mask=torch.zeros_like(on),
+        imitation_mask=on if "imitation_weights" in given else torch.zeros_like(on),
         value_mask=on,
         trajectory=owner,
         trajectory_tokens=counts[owner],
@@ -364,11 +372,13 @@ def random_batches(draw: st.DrawFn) -> tuple[Batch, torch.Tensor]:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     size = (len(owner), width)
+    compared = torch.tensor(owner) % 3 == 2  # every third trajectory holds prototypes of a state, a row each
     batch = batch_of(
         mask.double().tolist(),
         trajectory=owner,
         behaviour_logprobs=random(*size), proximal_logprobs=random(*size), reference_logprobs=random(*size),
         advantages=random(*size), weights=random(*size).abs(), returns=random(*size, 2), old_values=random(*size, 2),
+        imitation_weights=random(*size).abs(), prototypes=torch.where(compared, random(len(owner)).abs() + 0.1, 0.0),
         head_mask=random(*size, 2) > -1.0,
     )  # fmt: skip
     return batch, random(*size)

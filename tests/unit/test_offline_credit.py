@@ -11,6 +11,7 @@ from slea_llm.crediting import Crediting
 from slea_llm.errors import UnsupportedError
 from slea_llm.offline_credit import one_token_a_step, step_credit
 from slea_llm.settings import StreamSettings
+from slea_llm.types import Trajectory
 from tests.support.logged import booking, logged, scored
 
 
@@ -19,7 +20,7 @@ def crediting(*, whiten: bool = False, **more: StreamSettings) -> Crediting:
         "outcome": StreamSettings(sources=("outcome",), gamma_turn=1.0, lam_turn=1.0, whiten=whiten),
         **more,
     }
-    return Crediting(streams, [], NestedGae(NestedGae.Config(unit="step", whiten_final=whiten), streams=streams))
+    return Crediting(streams, [], NestedGae(NestedGae.Config(whiten_final=whiten), streams=streams))
 
 
 def test_each_leaf_step_is_one_token_and_the_steps_tile_the_turns() -> None:
@@ -56,7 +57,7 @@ def test_a_group_that_ended_alike_gets_zero(*, success: bool) -> None:
 def test_scores_reach_the_steps_that_earned_them() -> None:
     (one,) = scored(booking("a", success=False, errors=1))
     streams = {"scores": StreamSettings(sources=("rules",), gamma_turn=1.0, lam_turn=0.0, lam_step=0.0, whiten=False)}
-    made = Crediting(streams, [], NestedGae(NestedGae.Config(unit="step", whiten_final=False), streams=streams))
+    made = Crediting(streams, [], NestedGae(NestedGae.Config(whiten_final=False), streams=streams))
     (found,) = step_credit(made, [one])
     assert found.advantages == pytest.approx([word.score for word in one.scores])
 
@@ -86,3 +87,13 @@ def test_the_kl_to_a_reference_is_refused() -> None:
     made = Crediting(streams, [], NestedGae(NestedGae.Config(), streams=streams), kl_coef=0.1)
     with pytest.raises(UnsupportedError, match="a log has neither: set kl_in_reward to 0"):
         step_credit(made, scored(booking("a", success=True)))
+
+
+def test_success_without_a_number_counts_as_one_and_zero() -> None:
+    def unpaid(name: str, *, success: bool) -> Trajectory:
+        whole = booking(name, success=success, task="t")
+        turns = tuple(dataclasses.replace(turn, reward=0.0) for turn in whole.turns)
+        return dataclasses.replace(whole, turns=turns, outcome=None)
+
+    found = step_credit(crediting(), scored(unpaid("a", success=True), unpaid("b", success=False)))
+    assert [set(one.advantages) for one in found] == [{0.5}, {-0.5}]

@@ -183,3 +183,46 @@ def test_a_plan_refuses_a_folder_that_holds_nothing_to_score_by(tmp_path: Path, 
 
 def test_a_model_that_the_run_itself_fits_needs_no_folder() -> None:
     assert planning.check(judged_by("{name: reward_model, refresh_every: 10}")) == []
+
+
+SIL = "losses=[{name: ppo}, {name: value}, {name: imitation, form: sil}]"
+BARE = ["model.critic=none", "losses=[{name: ppo, importance_cap: 2.0}]", "trainer.critic_warmup_iterations=0"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["trainer.proximal=sampler", *BARE], "would clip against the policy that sampled long ago"),
+        (["losses=[{name: ppo, importance_cap: 0.0}, {name: value}]"], "ppo.importance_cap 0 would learn"),
+        (BARE, "replay.priority error is the error of a critic"),
+        (["rollout.group_size=16", "replay.share=0.25"], r"room for 10\.7 .* less than a group of 16"),
+        ([SIL], "needs returns that were had"),
+        (["rollout.scoring_batch=8", "rollout.scoring_ahead=1", "evaluators=[{name: counterfactual}]",
+          "streams={outcome: {sources: [outcome]}, s: {sources: [counterfactual]}}"], "plays the next dialogues"),
+    ],
+)  # fmt: skip
+def test_replay_and_imitation_that_would_learn_something_else_are_refused(overrides: list[str], text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
+        planning.check(recipe("replay.share=0.5", *overrides))
+
+
+def test_replay_and_imitation_that_fit_are_taken() -> None:
+    planning.check(recipe("replay.share=0.25", SIL, "credit={name: nested_gae, lam_critic: 1.0}"))
+    (note,) = planning.check(recipe("replay.share=0.25", "replay.capacity=8"))
+    assert note.startswith("replay.capacity 8 is less than one iteration's 32 dialogues")
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (
+            "{name: imitation, gain: knowlege_base}",
+            r"one of advantage, knowledge_base \(did you mean 'knowledge_base'\?\)",
+        ),
+        ("{name: imitation_prototypes, gain: judge}", "gain 'judge' is not one of"),
+        ("{name: imitation, gain: knowledge_base, demonstrations: nowhere.jsonl}", "'nowhere.jsonl' is no file"),
+    ],
+)
+def test_imitation_of_nothing_is_refused(loss: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        planning.check(recipe(f"losses=[{{name: ppo}}, {{name: value}}, {loss}]"))

@@ -19,7 +19,7 @@ from slea_llm.report.dialogues import Limits, collect, plots
 from slea_llm.report.patterns import act_of, tool_of
 from slea_llm.report.review import length_trend, queue
 from slea_llm.report.sources import Source
-from slea_llm.report.training import alarms, curves_of, training
+from slea_llm.report.training import alarms, training
 from slea_llm.storage import write_scored
 from slea_llm.types import ScoredTrajectory
 from tests.support.logged import booking, call, logged, scored
@@ -237,25 +237,32 @@ def record(iteration: int, **metrics: float) -> dict[str, Any]:
     return {"iteration": iteration, "metrics": named, "seconds": {"update": 1.0}}
 
 
-def test_curves_and_alarms_of_a_training_run() -> None:
-    healthy = [record(at, episodes__success=at / 40, update__kl=0.01, entropy__entropy=1.0) for at in range(1, 41)]
-    assert alarms(curves_of(healthy)) == []
-    sick = [
-        record(
-            at,
-            episodes__success=0.1,
-            update__kl=0.5 if at == 7 else 0.01,
-            entropy__entropy=1.0 if at < 20 else 0.001,
-            credit__share__rules=at / 40,
-        )
-        for at in range(1, 41)
-    ]
-    found = {alarm.metric: alarm.at for alarm in alarms(curves_of(sick))}
-    assert found == {"update/kl": 7, "entropy/entropy": 20, "credit/share/rules": 36}
-    shown = training(sick, [{"moment": "before", "n": 4, "successes": 1, "success_rate": 0.25}])
+def test_alarms_are_those_that_the_run_wrote_down() -> None:
+    rows = [{**record(at, update__kl=0.01), "alarms": ["entropy"] if at > 3 else []} for at in range(1, 7)]
+    rows[5]["alarms"] = ["entropy", "of a later version"]
+    found = {alarm.name: (alarm.at, alarm.what) for alarm in alarms(rows)}
+    assert list(found) == ["entropy", "of a later version"]
+    assert found["entropy"][0] == 4
+    assert found["of a later version"] == (6, "in 1 iteration")
+
+
+def test_a_run_without_alarms_written_down_is_looked_at_again() -> None:
+    healthy = [record(at, episodes__success=at / 40, update__kl=0.01) for at in range(1, 41)]
+    assert alarms(healthy) == []
+    sick = [record(at, credit__clipped=0.5 if at > 20 else 0.0, update__kl=0.01) for at in range(1, 41)]
+    (alarm,) = alarms(sick)
+    assert alarm.name == "advantage_clip"
+    assert 21 <= alarm.at <= 23
+    assert "credit.clip" in alarm.what
+
+
+def test_curves_of_a_training_run() -> None:
+    rows = [record(at, update__kl=0.01) for at in range(1, 41)]
+    shown = training(rows, [{"moment": "before", "n": 4, "successes": 1, "success_rate": 0.25, "interval": "no"}])
     assert shown is not None
     assert shown["iterations"] == 40
     assert shown["curves"]["seconds/update"][0] == [1.0, 1.0]
+    assert shown["evaluations"][0]["interval"] is None
     assert training([], []) is None
     assert training([{"iteration": 1, "metrics": {"update/kl": None, "x": "y"}}], []) is None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slea_llm.augmenters.learnt import explained, returns
 from slea_llm.augmenters.value_function import polyak, td_targets
 from slea_llm.augmenters.value_shaping import ValueShaping
-from slea_llm.credit.nested_gae import gae
+from slea_llm.credit.maths import gae
 from slea_llm.errors import ConfigError, UnsupportedError
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredTrajectory
@@ -101,7 +101,7 @@ STANDARD = [5.19620749, 4.5148405, 3.801, 2.0]
 
 def credited(values: Sequence[float], potential: Sequence[float], **options: Any) -> list[float]:
     given = shaping(gamma=0.99, **options).shaped(ORDER, [*potential, 0.0])
-    return advantages(ORDER, given, values, gamma_turn=0.99, lam_turn=0.95).tolist()
+    return [float(one) for one in advantages(ORDER, given, values, gamma_turn=0.99, lam_turn=0.95)]
 
 
 def test_oracle_double_counting() -> None:

@@ -27,14 +27,21 @@ STREAMS = {"outcome": StreamSettings(sources=("outcome",), gamma_turn=1.0, lam_t
 class Says:
     """Weighs steps as it is told."""
 
+    name: ClassVar[str] = "says"
     needs: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, weights: Mapping[tuple[int, int], float], *, name: str = "says", gate: bool = True) -> None:
-        self.name, self._weights = name, weights  # type: ignore[misc]
+    def __init__(self, weights: Mapping[tuple[int, int], float], *, gate: bool = True) -> None:
+        self._weights = weights
         self.gate = Verdict(open=gate, line="")
 
     def weights(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:  # noqa: ARG002
         return self._weights
+
+
+class Adds(Says):
+    """Another one."""
+
+    name: ClassVar[str] = "adds"
 
 
 def one_step_turns(*lengths: int, reward: float = 1.0, **options: Any) -> ScoredTrajectory:
@@ -130,9 +137,9 @@ def test_the_mean_is_taken_over_all_ranks() -> None:
 
 def test_sources_are_multiplied_and_a_shut_gate_weighs_nothing() -> None:
     scored = one_step_turns(1, 1)
-    both = weighting(Says({(0, 0): 2.0}), Says({(0, 0): 3.0}, name="other"))
+    both = weighting(Says({(0, 0): 2.0}), Adds({(0, 0): 3.0}))
     assert both.raw(scored, 0.0) == {(0, 0): 6.0, (1, 0): 1.0}
-    shut = weighting(Says({(0, 0): 2.0}), Says({(0, 0): 3.0}, name="other", gate=False))
+    shut = weighting(Says({(0, 0): 2.0}), Adds({(0, 0): 3.0}, gate=False))
     assert shut.raw(scored, 0.0) == {(0, 0): 2.0, (1, 0): 1.0}
 
 

@@ -113,7 +113,7 @@
   // ---- the list of dialogues ----------------------------------------------------------------------------------------
   const texts = new Map();
   function searchText(one, row) {
-    const key = one.name + "\u0000" + row[DETAIL];
+    const key = `${data.sets.indexOf(one)} ${row[DETAIL]}`;
     if (row[DETAIL] === null) return "";
     if (!texts.has(key)) {
       const detail = one.details[row[DETAIL]], found = [];
@@ -190,7 +190,7 @@
   }
 
   // ---- one dialogue ---------------------------------------------------------------------------------------------------
-  const evaluatorAt = (one) => { const name = state.evaluator[one.name] || one.evaluator; return Math.max(0, one.evaluators.findIndex((e) => e.name === name)); };
+  const evaluatorAt = (one) => { const name = state.evaluator[data.sets.indexOf(one)] || one.evaluator; return Math.max(0, one.evaluators.findIndex((e) => e.name === name)); };
   const numberOf = (one, step) => state.by === "advantage" ? step[5] : (step[4][evaluatorAt(one)] || [null])[0];
   function show(one, pane, at, simple) {
     if (at === null || at === undefined) { pane.replaceChildren(el("p", { class: "muted" }, "No dialogue.")); return; }
@@ -220,7 +220,7 @@
   }
   function chooser(one, pane, at) {
     if (one.evaluators.length < 2) return el("span", { class: "muted" }, one.evaluators.length ? one.evaluators[0].name : "no evaluator");
-    const node = el("select", { "aria-label": "Evaluator", onchange: () => { state.evaluator[one.name] = node.value; show(one, pane, at); } }, one.evaluators.map((evaluator, place) => el("option", { value: evaluator.name, selected: place === evaluatorAt(one) }, evaluator.name)));
+    const node = el("select", { "aria-label": "Evaluator", onchange: () => { state.evaluator[data.sets.indexOf(one)] = node.value; show(one, pane, at); } }, one.evaluators.map((evaluator, place) => el("option", { value: evaluator.name, selected: place === evaluatorAt(one) }, evaluator.name)));
     return node;
   }
   function said([role, name, text]) {
@@ -319,7 +319,7 @@
   function training() {
     const held = set().training, names = Object.keys(held.curves), starting = (prefix) => names.filter((name) => name.startsWith(prefix));
     const parts = [el("h2", {}, `Training: ${held.iterations} iterations`)];
-    parts.push(held.alarms.length ? el("div", {}, el("h3", {}, "Alarms"), table([["iteration", true], ["metric"], ["what it may mean"]], held.alarms.map(([metric, at, what]) => el("tr", {}, cell(at, true), cell(metric), cell(what))))) : note("No alarm: every metric stayed in its healthy range."));
+    parts.push(held.alarms.length ? el("div", {}, el("h3", {}, "Alarms"), table([["first in", true], ["alarm"], ["what it means, and what mends it"]], held.alarms.map(([metric, at, what]) => el("tr", {}, cell(at, true), cell(metric), cell(what))))) : note("No alarm was raised."));
     if (held.evaluations.length) parts.push(el("h3", {}, "Evaluations"), table([["when"], ["policy", true], ["success", true], ["95 %", true], ["turns", true]], held.evaluations.map((row) => el("tr", {}, cell(row.moment === null ? "" : String(row.moment)), cell(row.policy_version, true), cell(`${row.successes}/${row.n} = ${percent(row.success_rate)}`, true), cell(row.interval ? `${percent(row.interval[0])} to ${percent(row.interval[1])}` : "", true), cell(fixed(row.mean_turns), true)))));
     parts.push(el("h3", {}, "Curves"), el("div", { class: "charts" }, GROUPS.map(([title, of]) => curve(title, "", held, of)),
       curve("Where the rewards came from", "Share of the sum of absolute rewards that each part paid.", held, starting("credit/share/")),
