@@ -10,7 +10,8 @@ import torch
 
 from slea_llm.demonstrations import is_tokenised
 from slea_llm.errors import ConfigError, nearest
-from slea_llm.types import AugmentedExperience, Batch, TokenTrace
+from slea_llm.tensors import Batch
+from slea_llm.types import AugmentedExperience, TokenTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 from slea_llm.types import (
     AugmentedExperience,
-    Batch,
     Continued,
     Generation,
     GenerationRequest,
-    LossValue,
     Message,
-    ModelOutputs,
     Outcome,
     ReplyPrefix,
     ScoredStep,

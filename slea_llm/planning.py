@@ -253,8 +253,8 @@ def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> 
 
 def _check_sampler(recipe: Recipe) -> None:
     """Weights that the sampler is to use are used by it, and it uses none that the loss uses too."""
-    replay, weights = getattr(recipe, "replay", None), recipe.weights
-    drawn = replay is not None and replay.share > 0 and replay.priority == "weights"
+    replay, weights = recipe.replay, recipe.weights
+    drawn = replay.share > 0 and replay.priority == "weights"
     if weights.sources and "sampler" in weights.use and not drawn:
         raise UnsupportedError(
             "weights.use names the sampler, but nothing is drawn by weights; set replay.share above 0 and "

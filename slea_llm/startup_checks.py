@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from slea_llm.interfaces import LossTerm, Reducer
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.settings import RolloutSettings, TrainerSettings
-    from slea_llm.types import Batch, ScoredTrajectory, TokenStats
+    from slea_llm.tensors import Batch
+    from slea_llm.types import ScoredTrajectory, TokenStats
 
 Numerics = Literal["float64", "float32", "bfloat16"]
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from slea_llm.models.policy import PolicyCritic
     from slea_llm.questions import Usage
     from slea_llm.settings import RolloutSettings, StreamSettings, TrainerSettings
-    from slea_llm.types import AugmentedExperience, Batch, ScoredTrajectory, TokenStats
+    from slea_llm.tensors import Batch
+    from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
 
 
 class Collector(Protocol):

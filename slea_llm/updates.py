@@ -14,7 +14,7 @@ from transformers import get_scheduler
 
 from slea_llm.errors import CheckpointError, TrainingError
 from slea_llm.interfaces import Adapting
-from slea_llm.types import Batch, ModelOutputs
+from slea_llm.tensors import Batch, ModelOutputs
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

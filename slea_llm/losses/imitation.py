@@ -12,7 +12,7 @@ import torch
 from slea_llm.encoders import DEFAULT_ENCODER
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.losses.maths import masked, masked_sum
-from slea_llm.types import Batch, LossValue, ModelOutputs
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 
 FORMS = ("cross_entropy", "awr", "sil")
 

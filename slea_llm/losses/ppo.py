@@ -12,7 +12,7 @@ import torch
 
 from slea_llm.errors import ConfigError
 from slea_llm.losses.maths import masked, masked_sum, safe_exp, truncated_importance
-from slea_llm.types import Batch, LossValue, ModelOutputs
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 

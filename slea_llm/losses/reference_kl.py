@@ -11,7 +11,7 @@ import torch
 
 from slea_llm.errors import ConfigError
 from slea_llm.losses.maths import k1, k2, k3, masked, masked_sum
-from slea_llm.types import Batch, LossValue, ModelOutputs
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from slea_llm.models.adapters import Adapters
 from slea_llm.models.loading import check_vocabulary, load_base, load_tokenizer, trained_dtype
 from slea_llm.models.token_logprobs import project_logprobs
 from slea_llm.settings import ModelSettings
-from slea_llm.types import Batch, ModelOutputs
+from slea_llm.tensors import Batch, ModelOutputs
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 

@@ -18,8 +18,8 @@ from slea_llm.types import Message, State
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.dialogue import Played, play, resume
 
-SEEDS = 40
-"""Of every language of every environment; tests/integration/test_environment_tasks.py plays a thousand."""
+SEEDS = 25
+"""Of every language of every environment; tests/integration/test_environment_tasks.py plays hundreds."""
 
 ADAPTERS = {"gymnasium", "textworld", "verifiers"}
 """Environments of other libraries, which make no tasks of their own; tests/unit/test_adapters.py plays them."""
@@ -51,7 +51,8 @@ def variants() -> Iterator[Any]:
     """Each environment once for each language it can speak."""
     for name in NAMES:
         fields = {field.name for field in dataclasses.fields(registry.load("environment", name).Config)}
-        for language in LANGUAGES if "language" in fields else (None,):
+        languages = LANGUAGES if name == "order_taking" else LANGUAGES[:2]  # a mix is drawn alike by all
+        for language in languages if "language" in fields else (None,):
             options = {"language": language} if language else {}
             id = f"{name}-{language}" if language else name
             try:
@@ -200,7 +201,7 @@ PIECES = (
 )
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=7).map("".join), max_size=4))
 def test_any_text_is_taken(environment: Environment, texts: list[str]) -> None:
     """No reply and no user's text breaks an episode, and the state stays JSON."""

@@ -20,7 +20,8 @@ from slea_llm.crediting import Crediting
 from slea_llm.interfaces import Augmenter, LocalReducer
 from slea_llm.losses.ppo import PpoLoss
 from slea_llm.settings import StreamSettings
-from slea_llm.types import AugmentedExperience, ModelOutputs, ScoredTrajectory, TokenStats
+from slea_llm.tensors import ModelOutputs
+from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
 from tests.support import replay
 from tests.support.components import build
 from tests.support.experience import dialogue, stats_of

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from slea_llm.batching import blank
 from slea_llm.models.policy import PolicyCritic
-from slea_llm.types import Batch
+from slea_llm.tensors import Batch
 from tests.support import training
 
 

@@ -24,7 +24,15 @@ from slea_llm.models.policy import PolicyCritic, build
 from slea_llm.models.stats import token_stats
 from slea_llm.models.tiny import make_tiny
 from slea_llm.settings import ModelSettings
-from slea_llm.types import AugmentedExperience, Batch, ScoredTrajectory, TokenSpan, TokenTrace, Trajectory, Turn
+from slea_llm.tensors import Batch
+from slea_llm.types import (
+    AugmentedExperience,
+    ScoredTrajectory,
+    TokenSpan,
+    TokenTrace,
+    Trajectory,
+    Turn,
+)
 
 pytestmark = pytest.mark.integration
 

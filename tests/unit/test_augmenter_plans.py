@@ -72,3 +72,17 @@ def test_the_bonus_for_every_step_is_odd() -> None:
     path = find("recipes", "smoke/augment_success_backprop.yaml")
     notes = planning.check(load_recipe(path, ["augmenters.success_backprop.form=each"]))
     assert any("a longer success earns more" in note for note in notes)
+
+
+def test_weights_act_in_the_sampler_or_in_the_loss() -> None:
+    drawn = ["replay={share: 0.4, priority: weights}"]
+    plan(*drawn, "weights.use=[sampler]")
+    with pytest.raises(UnsupportedError, match="lambda would count squared"):
+        plan(*drawn)
+    with pytest.raises(UnsupportedError, match="names no augmenter"):
+        plan(
+            *drawn,
+            "weights.sources=[]",
+            "augmenters=[{name: slot_progress}]",
+            "streams.outcome.sources=[outcome, slot_progress]",
+        )

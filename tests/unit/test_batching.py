@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from slea_llm.batching import blank, collate, microbatches
 from slea_llm.errors import ConfigError
+from slea_llm.tensors import Batch
 from slea_llm.types import (
     AugmentedExperience,
-    Batch,
     ScoredTrajectory,
     TokenSpan,
     TokenStats,

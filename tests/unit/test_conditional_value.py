@@ -18,7 +18,8 @@ from slea_llm.errors import ConfigError, CreditError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.losses.value import ValueConfig, ValueLoss
 from slea_llm.settings import StreamSettings
-from slea_llm.types import AugmentedExperience, ModelOutputs, ScoredTrajectory, TokenStats
+from slea_llm.tensors import ModelOutputs
+from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats
 from tests.support.experience import dialogue, experiences, stats_of
 
 OUTCOME = StreamSettings(sources=("outcome",), whiten=False)

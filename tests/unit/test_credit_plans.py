@@ -37,7 +37,9 @@ def test_the_menu_names_the_smoke_recipes_that_there_are() -> None:
     cells = [line.split("|")[-2] for line in menu.splitlines() if line.startswith("|")][2:]
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert named <= stems
-    others = {stem for stem in stems if stem.startswith(("augment_", "replay_"))}  # ways to pay and to replay
+    others = {
+        stem for stem in stems if stem.startswith(("augment_", "imitation_", "replay_"))
+    }  # other pages tell of them
     assert stems - others == named
 
 

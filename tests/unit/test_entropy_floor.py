@@ -11,7 +11,7 @@ import torch
 from slea_llm.batching import blank
 from slea_llm.errors import ConfigError
 from slea_llm.losses.entropy import EntropyConfig, EntropyLoss
-from slea_llm.types import ModelOutputs
+from slea_llm.tensors import ModelOutputs
 
 FLOOR = EntropyConfig(weight=0.01, floor=0.5, rate=0.1, max_weight=0.02)
 

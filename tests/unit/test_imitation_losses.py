@@ -14,7 +14,7 @@ from torch.nn import functional
 from slea_llm.errors import ConfigError
 from slea_llm.losses.imitation import ImitationLoss
 from slea_llm.losses.imitation_prototypes import PrototypeLoss
-from slea_llm.types import Batch
+from slea_llm.tensors import Batch
 from tests.unit.test_losses import batch_of, outputs_of, tensor
 
 

@@ -18,6 +18,7 @@ from slea_llm.endpoints import Endpoint
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.llm_judge import FEATURES, LlmJudge, read_judgement
 from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.score_runs import newest_log
 from slea_llm.scoring import Scorer
 from slea_llm.storage import read_scored, write_trajectories
 from slea_llm.types import ScoredStep
@@ -217,9 +218,9 @@ def test_slea_score_writes_verdicts_and_reasons_and_says_what_they_cost(
             "model: {base: none}\nenvironment: {name: order_taking}\nevaluators:\n"
             f"  - {{name: llm_judge, endpoint: {{url: '{server.url}', model: m, attempts: 2, price_in: 2.0}}}}\n"
         )
-        assert main(["score", str(log), "--recipe", str(recipe), "--output", str(tmp_path / "scored.jsonl")]) == 0
-    (scored,) = read_scored(tmp_path / "scored.jsonl")
+        assert main(["score", str(log), "--recipe", str(recipe), "--output", str(tmp_path / "scored")]) == 0
+    (scored,) = read_scored(newest_log(tmp_path / "scored"))
     assert [word.score for word in scored.scores] == [0.5, None]
     printed = capsys.readouterr().out
-    assert "none   x1      llm_judge: status 429" in printed
+    assert "none   x1      status 429" in printed
     assert "llm_judge: 2 questions, 1 without an answer; 3 requests, 1 of them retries; 10 prompt" in printed

@@ -20,7 +20,7 @@ from slea_llm.losses.maths import k1, k2, k3, masked_sum, truncated_importance
 from slea_llm.losses.ppo import PpoLoss
 from slea_llm.losses.reference_kl import ReferenceKlLoss
 from slea_llm.losses.value import ValueLoss
-from slea_llm.types import Batch, LossValue, ModelOutputs
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 
 Rows = Sequence[Sequence[float]]
 TERMS: tuple[Any, ...] = (

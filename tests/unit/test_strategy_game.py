@@ -17,7 +17,7 @@ from slea_llm.types import Message, State, Task
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.dialogue import play
 
-GAMES = 60
+GAMES = 40
 CALM = Enemy(strength=5.0, growth=0.0, scouting=(), raid_day=0, raid_strength=0.0)
 
 

@@ -16,7 +16,7 @@ from slea_llm.batching import blank
 from slea_llm.errors import TrainingError
 from slea_llm.interfaces import LocalReducer
 from slea_llm.settings import TrainerSettings
-from slea_llm.types import Batch, LossValue, ModelOutputs
+from slea_llm.tensors import Batch, LossValue, ModelOutputs
 from slea_llm.updates import Updater, deal
 
 

@@ -22,6 +22,8 @@ from slea_llm.storage import read_scored, write_scored
 from slea_llm.types import Continued, ReplyPrefix, ScoredStep, ScoredTrajectory, Task, Trajectory
 from tests.support.dialogue_mdp import FactsAgent, FactsEnvironment, FactsUser, exact, value
 
+pytestmark = pytest.mark.integration
+
 ENVIRONMENT, USER = FactsEnvironment(), FactsUser()
 SCORER = Scorer(TaggedParser(TaggedParser.Config()), [])
 

@@ -25,6 +25,8 @@ from slea_llm.types import ScoredStep, ScoredTrajectory
 from tests.support.components import orders
 from tests.support.dialogue_mdp import FactsEnvironment, FactsUser, exact
 
+pytestmark = pytest.mark.integration
+
 FITS: dict[str, Callable[..., Fitted]] = {
     "return_decomposition": partial(return_decomposition.fit, size=64),
     "hindsight": hindsight.fit,

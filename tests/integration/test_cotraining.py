@@ -26,6 +26,8 @@ from slea_llm.types import ScoredTrajectory, Task, Trajectory
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.judged import GOOD, PARSER, TINY, dialogue, drawn, of_replies
 
+pytestmark = pytest.mark.integration
+
 QUICK = dataclasses.replace(TINY, training=TrainingSettings(epochs=2))
 
 

@@ -27,6 +27,8 @@ from slea_llm.types import Trajectory
 from tests.strategies import trajectories
 from tests.support.judged import BAD, GOOD, PARSER, TINY, cut, dialogue, drawn, fitted, labelled, of_replies
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
