@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from slea_llm.types import State
 
 SUBMIT = "submit_code"
 
-_READ = {
+_READ: Mapping[str, str] = {
     "http": """
     with urllib.request.urlopen(source, timeout=10) as response:
         pairs = [(record["id"], record["amount"]) for record in json.load(response)]
@@ -33,19 +33,19 @@ _READ = {
         raise ValueError("not lines of id and amount")
 """,
 }
-_IMPORTS = {
+_IMPORTS: Mapping[str, str] = {
     "http": "import json\nimport urllib.request",
     "json": "import json",
     "csv": "import csv\nimport io",
     "lines": "",
 }
-_BAD = {"skip": "continue", "raise": "raise", "zero": "amount = 0"}
-_REPEATED = {
+_BAD: Mapping[str, str] = {"skip": "continue", "raise": "raise", "zero": "amount = 0"}
+_REPEATED: Mapping[str, str] = {
     "first": "found.setdefault(number, amount)",
     "last": "found[number] = amount",
     "sum": "found[number] = found.get(number, 0) + amount",
 }
-_GIVE = {
+_GIVE: Mapping[str, str] = {
     "dictionary": "    return kept\n",
     "list": "    return sorted([number, amount] for number, amount in kept.items())\n",
 }

@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from slea_llm.sandbox import filters
@@ -27,7 +27,7 @@ from slea_llm.sandbox import filters
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_PIVOT_ROOT: Mapping[str, int] = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
 _PDEATHSIG, _DUMPABLE, _SECCOMP, _CAPBSET_DROP, _SECUREBITS, _NO_NEW_PRIVS = 1, 4, 22, 24, 28, 38
 _NO_ROOT = 0b11  # user id 0 has no privilege by itself; locked
