@@ -76,7 +76,8 @@ def written(spec: Spec, case: Case) -> str:
     """The text that a source holds for a case; one that cannot be read is cut or has no head."""
     records = case.records
     if spec.source in ("http", "json"):
-        whole = json.dumps([{"id": number, "amount": amount} for number, amount in records or ((1, 5), (2, 6))])
+        readable: Sequence[Record] = records if records is not None else ((1, 5), (2, 6))
+        whole = json.dumps([{"id": number, "amount": amount} for number, amount in readable])
         return whole if records is not None else whole[:-4]
     if spec.source == "lines":
         return (

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slea_llm.environments.code_task import CodeTask
-from slea_llm.environments.code_task_spec import BAD, REPEATED, SOURCES, TARGETS, Case, Spec, cases_of, fault, kept
+from slea_llm.environments.code_task_spec import (
+    BAD,
+    REPEATED,
+    SOURCES,
+    TARGETS,
+    Case,
+    Spec,
+    cases_of,
+    fault,
+    kept,
+    written,
+)
 from slea_llm.errors import ConfigError
 
 SPECS = st.builds(
@@ -50,6 +61,22 @@ def test_kept_by_hand() -> None:
     }
     for (bad, repeated), right in wanted.items():
         assert kept(Spec(source="csv", target="list", least=5, bad=bad, repeated=repeated), records) == right
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("json", '[{"id": 3, "amount": 7}, {"id": 4, "amount": "x"}]'),
+        ("csv", "id,amount\n3,7\n4,x\n"),
+        ("lines", "id=3 amount=7\nid=4 amount=x"),
+    ],
+)
+def test_what_a_source_holds(source: str, text: str) -> None:
+    spec = Spec(source=source, target="list", least=5, bad="skip", repeated="first")
+    assert written(spec, Case(name="two", records=((3, 7), (4, "x")))) == text
+    none, unreadable = (written(spec, Case(name="c", records=records)) for records in ((), None))
+    assert none == {"json": "[]", "csv": "id,amount\n", "lines": ""}[source]
+    assert unreadable not in (none, text)
 
 
 def test_rows_are_compared_with_what_was_stored() -> None:
