@@ -136,9 +136,9 @@ class SupportEpisode(NotedEpisode):
         named, mended, asked = self._read(reply)
         if len(named) == 1:
             self.notes.extra["named"] = next(iter(named))
-        if len(named) == 1 and mended <= self._upgrades:
-            # A newer client mends whatever an upgrade broke: it counts for the fault that is named.
-            mended = mended & named or mended
+        if len(mended) > 1 and mended <= self._upgrades:
+            # A newer client mends whatever an upgrade broke: it counts for the fault that was named.
+            mended &= {self.notes.extra["named"]}
         mend = next(iter(mended)) if len(mended) == 1 else None
         self.notes.pending = {"mend": mend} if mend else {}
         proposes = {"mend": mend} if mend else {"fault": next(iter(named))} if len(named) == 1 else {}
