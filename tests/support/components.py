@@ -43,7 +43,9 @@ def build(kind: str, name: str, **changes: Any) -> Any:
 
 
 def options(kind: str, name: str) -> dict[str, Any]:
-    """Options of a component's `Config` that have no default."""
+    """Options of a component's `Config` that have no default, or one that only costs time here."""
+    if name in ("llm", "llm_judge") and kind in ("parser", "evaluator"):
+        return {"endpoint": {"attempts": 1}}  # nobody answers: a second try would only wait
     if kind == "evaluator" and name in FITS:
         return {"model": fitted_folder(name)}
     if kind == "evaluator" and name == "blend":

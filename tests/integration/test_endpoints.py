@@ -24,6 +24,8 @@ from slea_llm.redaction import find_secrets
 from slea_llm.types import Message
 from tests.support.chat_server import ChatServer, Reply, closed_port, completion, serving
 
+pytestmark = pytest.mark.integration
+
 SECRET = "not-shaped-like-a-key-7261"  # noqa: S105  (no real one)
 GOOD = Reply(body=completion({"n": 3}))
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
