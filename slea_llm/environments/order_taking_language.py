@@ -163,13 +163,12 @@ class Language:
                 recommends.update(instead)
                 asks |= self._asked(sentence) if self._cue["request"].search(sentence) and not instead else set()
                 continue
-            named_here = self.values(sentence, counted=True)
-            praised = "dish" in named_here and self._cue["praise"].search(sentence)
-            if praised or self._cue["recommend"].search(sentence):
-                suggests.update(named_here)
-                recommends.update(named_here or ("dish",))
-                continue
+            here = self.values(sentence, counted=True)
             asked = self._asked(sentence) if self._cue["request"].search(sentence) else set()
+            if self._cue["recommend"].search(sentence) or ("dish" in here and self._praises(sentence, asked)):
+                suggests.update(here)
+                recommends.update(here or ("dish",))
+                continue
             asks |= asked
             # "One, or more?" offers a choice and reads nothing back.
             if not (asked and self._cue["either"].search(sentence)):
@@ -185,6 +184,11 @@ class Language:
             regrets=regrets,
             regretted=regretted,
         )
+
+    def _praises(self, sentence: str, asked: set[str]) -> bool:
+        """Whether a sentence praises, and neither reads back ("great, right?") nor asks on ("good, and how many?")."""
+        praise, confirm = self._cue["praise"].search(sentence), self._cue["confirm"].search(sentence)
+        return bool(praise) and not confirm and asked <= {"dish"}
 
     def _regrets(self, sentence: str) -> tuple[dict[str, str], dict[str, str]]:
         """What a sentence says to be sold out, and what a clause behind that offers in its place."""

@@ -139,6 +139,25 @@ def test_what_stands_behind_a_dish_that_is_gone_is_offered_instead(
 
 
 @pytest.mark.parametrize(
+    ("language", "reply", "asks", "reads_back", "suggests"),
+    [
+        ("en", "The ramen is great tonight.", (), {}, {"dish": "ramen"}),
+        ("en", "Ramen is great, how many would you like?", ("quantity",), {"dish": "ramen"}, {}),
+        ("en", "The ramen is really good, is that what you want?", (), {"dish": "ramen"}, {}),
+        ("zh", "烤鸭很不错。", (), {}, {"dish": "烤鸭"}),
+        ("zh", "烤鸭不错，请问要几份？", ("quantity",), {"dish": "烤鸭"}, {}),
+        ("zh", "烤鸭，没错吧？", (), {"dish": "烤鸭"}, {}),
+    ],
+)
+def test_praise_recommends_unless_it_goes_on_asking(
+    language: str, reply: str, asks: tuple[str, ...], reads_back: dict[str, str], suggests: dict[str, str]
+) -> None:
+    environment = environment_of("order_taking", language)
+    acts = environment.start(environment.task(0)).agent_says(reply).acts
+    assert (acts["asks"], acts["reads_back"], acts["suggests"]) == (asks, reads_back, suggests)
+
+
+@pytest.mark.parametrize(
     ("replies", "mend"),
     [
         (["The TLS versions differ. Update the driver so that it supports TLS 1.3."], "tls_after_upgrade"),
