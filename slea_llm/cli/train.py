@@ -122,9 +122,8 @@ class TrainingRun:
             chat=session.chat,
             available={"continuations": session.continuations, "chat_models": session.chat_models},
         )
-        for gate in scorer.gates().values():
-            if main:
-                say(gate.line)
+        for gate in scorer.gates().values() if main else ():
+            say(gate.line)
         crediting = compose.crediting(recipe)
         collector = OnlineCollector(
             environment=session.environment,
