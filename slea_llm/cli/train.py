@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
+from slea_llm.cli.arguments import LOGS, add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
 from slea_llm.config import Recipe
 from slea_llm.errors import CheckpointError
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         for note in notes:
             say(f"note: {note}")
     accelerator.wait_for_everyone()
-    with quiet_third_parties(output / "logs" / f"rank{accelerator.process_index}.log"):
+    with quiet_third_parties(output / LOGS / f"rank{accelerator.process_index}.log"):
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
