@@ -188,7 +188,7 @@ def test_named_wording_is_read_from_data() -> None:
     [
         (
             {"volunteers": ["colur"]},
-            "volunteers names 'colur', no slot of values: size, colour, date \(did you mean 'colour'",
+            r"volunteers names 'colur', no slot of values: size, colour, date \(did you mean 'colour'",
         ),
         ({"together": {"size": ["weight"]}}, "together names 'weight'"),
         ({"together": [["size", "colour"]]}, "together .* is not slot -> a list of slots"),
