@@ -2,7 +2,8 @@
 
     python benchmarks/parse.py DATA          DATA holds cot/cot_handed.json and steps/bigbench_mistake/*.jsonl
 
-`benchmarks/parse_marks.json` holds character offsets at which a reader let a step begin, with the text's SHA-256.
+`benchmarks/parse_marks.json` holds character offsets at which a reader let a step begin, with the text's SHA-256;
+`benchmarks/parse_marks_blind.json` those of a reader who knew nothing of the parsers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from slea_llm.parsers.faults import faults
 from slea_llm.parsers.sentences import Whole, json_values
 from slea_llm.types import Step, Turn, leaf_steps
 
-MARKS = Path(__file__).with_name("parse_marks.json")
+MARKS = ("parse_marks.json", "parse_marks_blind.json")
 # Name of a style in the data -> the forms of which one must be found. `seen` looks for styles that are not listed.
 FORMS: Mapping[str, tuple[str, ...]] = {
     "numbered_list": ("numbered_dot", "numbered_paren"),
@@ -54,7 +55,6 @@ JSON_STYLES = (
     "json_tool_call",
     "anthropic_thinking_blocks",
 )
-GROUPS = ("first", "first en", "first zh", "second", "second en", "second zh", "third", "all")
 OPEN, CLOSE = "<think>", "</think>"
 
 
@@ -157,10 +157,12 @@ def real_texts(folder: Path) -> None:
     )
 
 
-def marked(folder: Path) -> None:
+def marked(folder: Path, file: str) -> None:
     """Boundary F1 of leaf steps, and of top-level steps, against the marks: by language and style, micro-averaged."""
     rows = {row["id"]: row for row in json.loads((folder / "cot" / "cot_handed.json").read_text(encoding="utf-8"))}
-    marks = json.loads(MARKS.read_text(encoding="utf-8"))
+    marks = json.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+    sets = sorted({mark["set"] for mark in marks.values()})
+    columns = (*(group for one in sets for group in (one, f"{one} en", f"{one} zh")), "all")
     lines, by_style = [], []
     for name, parser in parsers().items():
         for level in ("leaf", "top"):
@@ -183,11 +185,11 @@ def marked(folder: Path) -> None:
                     sums[group][0] += len(here & there)
                     sums[group][1] += len(here)
                     sums[group][2] += len(there)
-            lines.append([name, level, *(_f1(sums[group]) for group in GROUPS)])
+            lines.append([name, level, *(_f1(sums[group]) for group in columns)])
             if name == "auto" and level == "leaf":
-                by_style = [[group, str(one[2]), _f1(one)] for group, one in sorted(sums.items())]
-    print(f"{len(marks)} marked texts: F1 (precision, recall)\n")
-    print(table(["parser", "steps", *GROUPS], lines), "\n")
+                by_style = [[group, str(one[2]), _f1(one)] for group, one in sorted(sums.items()) if one[2]]
+    print(f"{len(marks)} texts of {file}: F1 (precision, recall)\n")
+    print(table(["parser", "steps", *columns], lines), "\n")
     print(table(["style (auto, leaf steps)", "marks", "F1 (precision, recall)"], by_style), "\n")
 
 
@@ -247,7 +249,8 @@ def main() -> None:
     arguments.add_argument("data", type=Path)
     folder = arguments.parse_args().data
     real_texts(folder)
-    marked(folder)
+    for file in MARKS:
+        marked(folder, file)
     listed(folder)
 
 

@@ -257,7 +257,9 @@ def _explain(error: ValidationError, source: str, root: Any, *, depth: int = 0) 
         elif fault["type"].startswith("missing"):
             lines.append(f"  {place}: required, not given")
         else:
-            lines.append(f"  {place}: {fault['msg']} (got {fault['input']!r})")
+            # A fault of the whole recipe names its values itself; the recipe would be a screen of text.
+            got = f" (got {fault['input']!r})" if location else ""
+            lines.append(f"  {place}: {fault['msg']}{got}")
     return "\n".join(lines)
 
 

@@ -499,7 +499,9 @@ def test_nothing_outlives_its_owner(tmp_path: Path) -> None:
     )
     owner = f"from slea_llm.sandbox.runner import *; run({{'main.py': {ready!r}}}, Limits(wall_s=600))"
     root = str(Path(__file__).resolve().parents[2])
-    process = subprocess.Popen([sys.executable, "-c", owner], env={**os.environ, "PYTHONPATH": root}, cwd=tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", owner], env={**os.environ, "PYTHONPATH": root, "TMPDIR": str(tmp_path)}, cwd=tmp_path
+    )
 
     def running() -> bool:
         return any("time.sleep(600)" in line and line.rstrip().endswith(MARK) for line in left_behind())
