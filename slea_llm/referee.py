@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
 from slea_llm import prompts
+from slea_llm.blame.conduct_rules import conduct_faults
 from slea_llm.blame.facts import normal
 from slea_llm.blame.faults import KINDS, Fault, Party
 from slea_llm.blame.form_rules import form_faults
@@ -195,7 +196,7 @@ def find(seen: View) -> tuple[Fault, ...]:
     """All faults that the rules see, the weightiest first, in the order of their turns."""
     faults = list(other_faults(seen))
     if seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed:
-        faults += [*form_faults(seen), *goal_faults(seen)]
+        faults += [*form_faults(seen), *goal_faults(seen), *conduct_faults(seen)]
     order = ("decisive", "serious", "suspect", "minor")
     unique = {(one.party, one.kind, one.turn): one for one in reversed(faults)}
     return tuple(sorted(unique.values(), key=lambda one: (order.index(one.weight), one.party == "user", one.turn)))

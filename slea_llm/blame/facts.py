@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from slea_llm.blame.choices import CHOICES, patterns
 from slea_llm.users.speech import folded
 
 _ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -88,6 +89,8 @@ _UNIT_NAMES: Mapping[str, str] = {
     ),
 }
 _UNIT = "|".join(sorted(map(re.escape, _UNIT_NAMES), key=len, reverse=True))
+_YES = frozenset({"yes", "true", "y", "needed", "included", "required", "是", "要", "有", "需要"})
+_NO = frozenset({"no", "false", "n", "none", "not needed", "否", "不要", "无", "没有", "不需要", "不用"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,11 @@ _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
     ("date", re.compile(rf"\b({_MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?\b"), lambda m: _date(m[1], m[2])),
     ("date", re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b"), lambda m: _date(m[2], m[1])),
     ("date", re.compile(r"(\d{1,2})月(\d{1,2})[日号]"), lambda m: _date(m[1], m[2])),
+    (
+        "date",
+        re.compile(r"\bthe (\d{1,2})(?:st|nd|rd|th)\b(?! (?:floor|street|avenue|time))"),
+        lambda m: f"??-{int(m[1]):02d}",
+    ),
     ("address", re.compile(rf"\b\d{{1,5}} (?:[a-z']+ ){{1,3}}{_ROAD}\b"), _address),
     ("address", re.compile(r"[\u4e00-\u9fff]{2,4}(?:路|街|大道|巷)\d{1,4}号"), lambda m: m[0]),
     (
@@ -214,7 +222,8 @@ def facts(text: str) -> tuple[Fact, ...]:
     return tuple(_facts(normal(text)))
 
 
-def _facts(rest: str) -> Iterator[Fact]:
+def _facts(plain: str) -> Iterator[Fact]:
+    rest = plain
     for kind, pattern, read in _READERS:
         found: list[Fact] = []
 
@@ -226,6 +235,9 @@ def _facts(rest: str) -> Iterator[Fact]:
         yield from found
     for match in _COUNT.finditer(rest):
         yield Fact(kind="count", value=match[1], quote=match[0], unit=_UNIT_NAMES[match[2]])
+    for kind, value, pattern in patterns():
+        if chosen := pattern.search(plain):
+            yield Fact(kind=kind, value=value, quote=chosen[0])
 
 
 def same(one: Fact, other: Fact) -> bool:
@@ -234,6 +246,8 @@ def same(one: Fact, other: Fact) -> bool:
         return False
     if one.kind == "time":
         return one.value == other.value or ("~" in one.value + other.value and _half(one.value) == _half(other.value))
+    if one.kind == "date" and "?" in one.value + other.value:
+        return one.value[-2:] == other.value[-2:]
     if one.kind == "address" and not one.value.isascii():  # what stands before a Chinese address is not parted from it
         return one.value.endswith(other.value) or other.value.endswith(one.value)
     if one.kind == "phone":
@@ -261,7 +275,11 @@ class Wanted:
     def named_in(self, text: str) -> bool:
         """Whether a text names this value."""
         named = facts(text)
-        return _names(text, self.texts) or any(same(one, other) for one in self.facts for other in named)
+        values = tuple(one for one in self.facts if one.kind not in CHOICES)
+        if _names(text, self.texts) or any(same(one, other) for one in values for other in named):
+            return True
+        chosen = () if values or not self.is_short else self.facts
+        return bool(chosen) and all(any(same(one, other) for other in named) for one in chosen)
 
     def told_in(self, text: str) -> bool:
         """Whether a text names this value, or the wrong one that the task allows."""
@@ -271,6 +289,17 @@ class Wanted:
         """Whether a noted value is this one, in whatever spelling."""
         number = _digits(value)
         return (number is not None and number in self.numbers) or self.named_in(value)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the value is a word or two, no description of something."""
+        return all(len(text.split()) <= 3 and len(text) <= (24 if text.isascii() else 8) for text in self.texts)
+
+    @property
+    def wants(self) -> bool | None:
+        """What the slot says that is answered by yes or no; None for one that has a value."""
+        plain = {normal(text).strip() for text in self.texts}
+        return True if plain <= _YES else False if plain <= _NO else None
 
     @property
     def is_range(self) -> bool:

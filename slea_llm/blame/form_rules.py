@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from slea_llm.blame.faults import Fault, of_user
-from slea_llm.blame.view import Line, View, common_words, cue
+from slea_llm.blame.view import Line, View, common_words, content, cue
 from slea_llm.users import speech
 
 LONG_WORDS, LONG_CHARACTERS = 160, 900
@@ -19,6 +19,14 @@ _SIGNAL = re.compile(r"#{2,}\s*[A-Z][A-Z -]{2,}\s*#*|#*\s*\b(?:STOP|TRANSFER|OUT
 _BARE_SIGNAL = re.compile(
     r"\A\W*(?:STOP|TERMINATE|<?END(?: OF (?:CONVERSATION|DIALOGUE|CHAT))?>?)\W*\Z"
     r"|\[(?:STOP|END|DONE|EOS|EXIT)\]|<(?:stop|end|done|exit)/?>"
+)
+_OWN = re.compile(r"(?:\b(?:me|user|customer|client|caller|guest|i)|我|用户|顾客|客户|乘客)\s*[:：]", re.IGNORECASE)
+_LABEL = re.compile(r"(?:\b[A-Z][A-Za-z]+(?: [A-Z]?[a-z]+)?|(?:(?<=[。！？\s])|\A)[\u4e00-\u9fff]{2,4})\s*[:：](?!\d)")
+_SPEAKS = re.compile(
+    r"[\[(<*](?:agent|assistant|system|support|operator|clerk|客服|助手|坐席|店员)[\])>*]"
+    r"|\b(?:the )?(?:agent|assistant|operator|clerk) (?:says|replies|answers|responds)\b"
+    r"|客服(?:说|答|回复|回答)\s*[:：“\"]",
+    re.IGNORECASE,
 )
 _YOU = re.compile(r"\b(?:you|your|yours|the user|the customer)\b|你(?!好)|您(?!好)|用户|顾客")
 _CJK = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
@@ -61,13 +69,17 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     copied = _copied(plain, seen.goal_text)
     if copied:
         yield of_user("leak", line, copied, weight="decisive")
-    if speech.other_side(text):
-        yield of_user("both_sides", line, weight="decisive")
-    if found := speech.flips_role(text):
+    if found := cue("leaks", plain):
+        yield of_user("leak", line, found, weight="decisive")
+    if found := cue("artificial", plain):
+        yield of_user("out_of_character", line, found, weight="decisive")
+    if found := speech.other_side(text) or _labels(text):
+        yield of_user("both_sides", line, weight="decisive", note=found)
+    if found := speech.flips_role(text) or cue("agent_talk", plain):
         yield of_user("role_flip", line, found)
     for kind, quote in (
         ("control_tokens", _first(_CONTROL, text)),
-        ("stop_signal", _first(_SIGNAL, text) or _first(_BARE_SIGNAL, text)),
+        ("stop_signal", _first(_SIGNAL, text) or _first(_BARE_SIGNAL, text) or cue("stop_signal", plain)),
         ("structured", cue("structured", plain)),
         ("reasons_aloud", cue("reasons_aloud", plain)),
         ("tampers", cue("tampers", plain)),
@@ -76,6 +88,16 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     ):
         if quote:
             yield of_user(kind, line, quote, weight="decisive" if kind in ("tampers", "structured") else "serious")
+
+
+def _labels(text: str) -> str:
+    """The label under which a user writes for somebody else, in a line that has a label for itself too."""
+    if found := _SPEAKS.search(text):
+        return found[0]
+    own = [match for match in _OWN.finditer(text)]
+    other = [match for match in _LABEL.finditer(text) if not _OWN.match(match[0])]
+    begins = bool(other) and not text[: other[0].start()].strip() and cue("firms", other[0][0].lower())
+    return other[0][0].strip() if other and (own or begins) else ""
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
@@ -141,7 +163,7 @@ def _foreign(text: str, words: list[str], seen: View) -> str:
     if other >= 4 and other > 0.3 * max(len(text.replace(" ", "")), 1):
         return "another script"
     if language == "en":
-        if asian >= 4 and asian > latin:
+        if (asian >= 4 and asian > latin) or (asian >= 2 and not latin):
             return "not English"
         common = common_words()
         known = sum(word in common["en"] for word in words)
@@ -149,9 +171,18 @@ def _foreign(text: str, words: list[str], seen: View) -> str:
             hits = sum(word in common[code] for word in words)
             if len(words) >= 4 and hits >= 3 and hits > 2 * known:
                 return code
-    if language == "zh" and asian == 0 and latin >= 4:
+            new = {word for word in words if word in common[code] - common["en"] and word not in content(_said(seen))}
+            if len(words) >= 3 and len(new) >= 2 and not known:
+                return code
+    if language == "zh" and ((asian == 0 and latin >= 3) or (latin >= 6 and asian < latin)):
         return "not Chinese"
     return ""
+
+
+def _said(seen: View) -> str:
+    """The goal's values and the agent's words: names in them are of no language."""
+    values = [text for slot in seen.wanted for text in slot.texts]
+    return " ".join([*values, *(line.text for line in seen.lines if line.side == "agent")])
 
 
 def _language_of_agent(seen: View) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from slea_llm.blame.choices import CHOICES
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
-from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, cue
+from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, content, cue
 from slea_llm.users import speech
 
 COUNTED_BY: Mapping[str, tuple[str, ...]] = {
@@ -16,8 +17,15 @@ COUNTED_BY: Mapping[str, tuple[str, ...]] = {
     "portions": ("quantity", "portions", "份"),
 }
 """Unit -> words in the names of slots that it counts."""
-MADE_UP = frozenset({"phone", "email", "code", "money", "date", "address"})
-"""Kinds of facts that nobody tells who has none."""
+MADE_UP: Mapping[str, str] = {
+    "phone": r"\b(?:phone|mobile|number|contact)\b|电话|手机|号码|联系",
+    "email": r"\be-?mail|\bcontact\b|邮箱|邮件",
+    "code": r"\b(?:code|number|reference|id)\b|号|码",
+    "money": r"\b(?:how much|budget|price|cost|amount|spend)\b|多少钱|预算|价|金额",
+    "date": r"\b(?:date|day|when|birth|born)\b|日期|哪天|几号|什么时候|生日|出生",
+    "address": r"\b(?:address|where|street)\b|地址|哪",
+}
+"""Kinds of facts that nobody tells who has none -> words of a question for one."""
 
 
 def goal_faults(seen: View) -> Iterator[Fault]:
@@ -39,6 +47,8 @@ def _wrong_values(seen: View) -> Iterator[Fault]:
         for fact in facts(line.text):
             if any(same(fact, other) for other in heard) or _is_denied(line, fact):
                 continue
+            if _corrected(seen, line) or (fact.kind == "date" and _asked_birth(seen, line)):
+                continue
             rivals = _rivals(fact, seen)
             if any(_fits(fact, slot, line) for slot, _ in rivals):
                 continue
@@ -49,8 +59,39 @@ def _wrong_values(seen: View) -> Iterator[Fault]:
                 yield of_user(
                     "contradicts_goal", line, fact.quote, weight="minor" if put_right else "serious", note=note
                 )
-            elif not rivals and fact.kind in MADE_UP:
-                yield of_user("made_up", line, fact.quote, note=f"the goal holds no {fact.kind}")
+            elif not rivals and fact.kind in MADE_UP and not _holds_number(fact, seen):
+                weight: Weight = "minor" if _was_asked(seen, line, fact.kind) else "serious"
+                yield of_user("made_up", line, fact.quote, weight=weight, note=f"the goal holds no {fact.kind}")
+
+
+def _corrected(seen: View, line: Line) -> bool:
+    """Whether a line sets the agent right, or asks what there is: the values in it are not what the user wants."""
+    right = bool(cue("complains_of", line.plain)) and any(slot.named_in(line.text) for slot in seen.wanted)
+    asks = re.match(r"\W*(?:\w+,? )?(?:is|are) there\b|\W*有没有", line.plain) and seen.before(line, "user")
+    return right or bool(asks)
+
+
+def _asked_birth(seen: View, line: Line) -> bool:
+    """Whether the agent had asked for a date that is none of a plan: of birth, of expiry."""
+    agent = seen.before(line, "agent")[-1:]
+    return bool(agent) and re.search(r"\b(?:birth|born|expir)|出生|生日|有效期", agent[0].plain) is not None
+
+
+def _was_asked(seen: View, line: Line, kind: str) -> bool:
+    """Whether the agent had just asked for a value of this kind, for which the goal has no slot."""
+    agent = seen.before(line, "agent")[-1:]
+    return bool(agent) and bool(cue("asks", agent[0].plain)) and bool(re.search(MADE_UP[kind], agent[0].plain))
+
+
+def _holds_number(fact: Fact, seen: View) -> bool:
+    """Whether the goal holds a value's digits without its unit or sign, or the value says no more than a day."""
+    digits = re.sub(r"\D", "", fact.value)
+    goal = " ".join(text for slot in seen.wanted for text in slot.texts)
+    return (
+        "?" in fact.value
+        or digits in re.findall(r"\d+", normal(goal).replace(",", ""))
+        or digits in re.sub(r"\D", "", goal) * (len(digits) >= 4)
+    )
 
 
 def _rivals(fact: Fact, seen: View) -> list[tuple[Wanted, Fact]]:
@@ -62,6 +103,8 @@ def _rivals(fact: Fact, seen: View) -> list[tuple[Wanted, Fact]]:
             if any(word in slot.slot.lower() for word in words):
                 numbers = slot.numbers
                 found += [(slot, Fact(kind="count", value=one, quote=one, unit=fact.unit)) for one in numbers]
+        if fact.kind in CHOICES and not slot.is_short:
+            continue
         found += [(slot, other) for other in slot.facts if (other.kind, other.unit) == (fact.kind, fact.unit)]
     return found
 
@@ -90,6 +133,13 @@ def _is_denied(line: Line, fact: Fact) -> bool:
             "before",
             "after",
             "until",
+            "says",
+            "said",
+            "shows",
+            "显示",
+            "写的是",
+            "写着",
+            "变成",
         )
     )
 
@@ -151,28 +201,95 @@ def _read_backs(seen: View) -> Iterator[Fault]:
 
 def _compared(agent: Line, seen: View) -> tuple[list[tuple[Wanted, str]], list[Wanted]]:
     """Slots that a line of the agent gets wrong, with what it says, and those that it gets right."""
-    said = facts(agent.text)
+    part = _read_back(agent)
+    said = facts(part)
     wrong: list[tuple[Wanted, str]] = []
     right: list[Wanted] = []
     for slot in seen.wanted:
-        if slot.named_in(agent.text):
+        clash = "" if slot.is_range else _clash(slot, said, seen, offered=bool(cue("offers", agent.plain)))
+        if clash:
+            wrong.append((slot, clash))
+        elif slot.named_in(part):
             right.append(slot)
-            continue
-        if slot.is_range:
-            continue
-        for fact in said:
-            rivals = [other for other_slot, other in _rivals(fact, seen)]
-            mine = any(other_slot is slot for other_slot, _ in _rivals(fact, seen))
-            if fact.kind == "time" and cue("offers", agent.plain):
-                continue  # a train at another time than the one wished for is an offer, not a mistake
-            if mine and not any(same(fact, other) for other in rivals):
-                wrong.append((slot, fact.quote))
-                break
-        else:
-            noted = _noted(seen, slot, agent)
+        elif not slot.is_range:
+            noted = _noted(seen, slot, agent) or _other_number(part, slot, seen)
             if noted:
                 wrong.append((slot, noted))
+    if not wrong and (left := _left_over(agent, part, seen)):
+        wrong.append(left)
     return wrong, right
+
+
+_OPENS = re.compile(
+    r"\b(?:to confirm|to sum up|to summari[sz]e|in short|so(?: that's| you| it's)?|then"
+    r"|i(?:'ve| have) (?:put|pencilled|noted|got)|i'd propose"
+    r"|let me (?:repeat|read)|your order is|summary)\b|确认一下|跟您确认|跟您核对|总结|也就是|那就|即"
+)
+
+
+def _read_back(agent: Line) -> str:
+    """From where a line of the agent reads back; the whole line when no word says where."""
+    places = [match.start() for match in _OPENS.finditer(agent.plain)]
+    parts = [agent.plain[place:] for place in places]
+    return next((part for part in reversed(parts) if facts(part) or re.search(r"\d|[,，、]", part)), agent.plain)
+
+
+def _clash(slot: Wanted, said: Sequence[Fact], seen: View, *, offered: bool) -> str:
+    """What is said in place of one of a slot's facts; empty when each is right, or none is spoken of."""
+    for fact in said:
+        if fact.kind == "time" and offered:
+            continue  # a train at another time than the one wished for is an offer, not a mistake
+        rivals = _rivals(fact, seen)
+        mine = any(other_slot is slot for other_slot, _ in rivals)
+        if mine and not any(same(one, other) for one in said for _, other in rivals):
+            return fact.quote
+    return ""
+
+
+def _other_number(part: str, slot: Wanted, seen: View) -> str:
+    """The number that stands for a plain number of the goal, where there is one of each and they differ."""
+    numeric = [one for one in seen.wanted if one.numbers or re.fullmatch(r"\d+", normal(one.texts[0]))]
+    if len(numeric) != 1 or numeric[0] is not slot:
+        return ""
+    rest = normal(part)
+    for other in seen.wanted:
+        for text in other.texts if other is not slot else ():
+            rest = rest.replace(normal(text), "\1")
+    pays = re.search(r"amount|sum|price|budget|limit|金额|额度|钱", slot.slot.lower())
+    for fact in facts(rest):
+        if fact.kind != "count" and not (fact.kind == "money" and pays):
+            rest = rest.replace(fact.quote, " ")
+    found = set(re.findall(r"(?<![a-z\d./-])(?<!\d:)\d+(?:,\d{3})*(?![\d:/%]|\.\d)", rest))
+    if found & set(slot.numbers):
+        return ""
+    if pays:
+        return found.pop() if len(found) == 1 else ""
+    before = re.findall(r"(?<![a-z\d./-])(?<!\d:)(\d+) ?(?:[a-z]+ |[份个碗盘杯张])?\x01", rest)
+    return before[0] if len(found) == 1 and before else ""
+
+
+def _left_over(agent: Line, part: str, seen: View) -> tuple[Wanted, str] | None:
+    """New words of a list that is read back, where all slots but one are named and the user had told that one."""
+    before = tuple(seen.before(agent, "user"))
+    values = [slot for slot in seen.wanted if slot.wants is None and not slot.is_range and seen.told(slot, before)]
+    open_ = [slot for slot in values if not slot.named_in(part)]
+    if len(open_) != 1 or len(values) < 2 or open_[0].numbers:
+        return None
+    known = content(
+        " ".join(
+            [
+                *(one.text for one in seen.before(agent, "user", "agent")),
+                *(t for slot in seen.wanted for t in slot.texts),
+            ]
+        )
+    )
+    for item in re.split(r"[,，、;；.?!。？！:：]+|\b(?:to|from|at|on|for|with|and|of|in|by)\b|[到去从和份]", part):
+        new = {word for word in content(item) - known if not cue("plain_words", word) and not word.isdigit()}
+        if not new or cue("confirms", item) or cue("asks", item):
+            continue
+        if any(word.isascii() for word in new) or re.fullmatch(r"\d*[\u4e00-\u9fff]{2,6}", item.strip()):
+            return open_[0], item.strip()
+    return None
 
 
 def _noted(seen: View, slot: Wanted, agent: Line) -> str:
@@ -235,14 +352,37 @@ def _phrases(seen: View) -> Iterator[Fault]:
         untold = [slot for slot in seen.wanted if not seen.told(slot)]
         if found := asks_own(plain, seen.wanted):
             yield of_user("asks_own", line, found)
-        if (found := cue("refuses", plain)) and untold:
+        if (found := cue("refuses", plain)) and untold and not _rightly(seen, line):
             yield of_user("refuses", line, found)
-        if (found := cue("denies_own", plain)) and _said_before(seen, line):
+        if (found := cue("denies_own", plain)) and _said_before(seen, line) and not _corrects(seen, line, found):
             yield of_user("contradicts_itself", line, found)
         if seen.left and line.turn == len(seen.trajectory.turns):
             continue
+        if _let_down(seen, line):
+            continue
         if (found := cue("changes_mind", plain)) and seen.before(line, "user") and _turns_away(seen, line):
             yield of_user("changes_goal", line, found)
+
+
+def _rightly(seen: View, line: Line) -> bool:
+    """Whether the user refuses to say once more what it has told."""
+    agent = seen.before(line, "agent")[-1:]
+    asked = asks_about(agent[0], seen.wanted) if agent else ()
+    before = tuple(seen.before(line, "user"))
+    return bool(asked) and all(seen.told(slot, before) for slot in asked)
+
+
+def _corrects(seen: View, line: Line, found: str) -> bool:
+    """Whether the user says that the agent's word is not its own, and the agent has not got it right."""
+    agent = seen.before(line, "agent")[-1:]
+    about_agent = found.startswith("that") or "不是" in found
+    return about_agent and not (bool(agent) and any(slot.named_in(agent[0].text) for slot in seen.wanted))
+
+
+def _let_down(seen: View, line: Line) -> bool:
+    """Whether the agent has just failed the user, so that it may look for another way."""
+    agent = seen.before(line, "agent")[-1:]
+    return bool(agent) and (bool(cue("agent_fails_user", agent[0].plain)) or not cue("asks", agent[0].plain))
 
 
 def _said_before(seen: View, line: Line) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import yaml
@@ -14,6 +14,7 @@ from slea_llm import assets
 from slea_llm.blame.facts import Wanted, normal, wanted
 from slea_llm.models.thoughts import without_thoughts
 from slea_llm.types import Trajectory
+from slea_llm.users import speech
 
 Side = Literal["user", "agent", "tool"]
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
@@ -95,6 +96,15 @@ def common_words() -> Mapping[str, frozenset[str]]:
     return {code: frozenset(words.split()) for code, words in _words()["languages"].items()}
 
 
+@lru_cache(maxsize=4096)
+def content(text: str) -> frozenset[str]:
+    """The words of a text that are not among the most common ones of their language."""
+    small = common_words()["en"] | frozenset("我你您的了是要不吗呢啊吧请在就给把和有这那")
+    return frozenset(
+        word for word in speech.words_of(normal(text)) if word not in small and (len(word) > 1 or not word.isascii())
+    )
+
+
 @cache
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{one})" for one in _words()[name]), re.MULTILINE)
@@ -120,6 +130,11 @@ def asks_about(line: Line, slots: tuple[Wanted, ...]) -> tuple[Wanted, ...]:
     """The slots that a line of the agent asks for; sentences that ask nothing do not count."""
     asking = " ".join(part for part in re.findall(r"[^.!?。！？\n]+[.!?。！？\n]*", line.plain) if cue("asks", part))
     return tuple(slot for slot in slots if asking and _slot_pattern(slot.slot).search(asking))
+
+
+def names_slot(text: str, slot: Wanted) -> bool:
+    """Whether a text names a slot, by its name or by a word for it."""
+    return _slot_pattern(slot.slot).search(text) is not None
 
 
 def asks_own(text: str, slots: tuple[Wanted, ...]) -> str:
