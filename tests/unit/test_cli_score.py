@@ -44,6 +44,29 @@ def test_a_log_alone_gives_scores_a_summary_and_what_to_do_next(log: Path, capsy
     assert all(one.why_not is None for one in credit)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "a,b,c\n", '{"foo": 1}\n'])
+def test_a_log_without_a_dialogue_is_an_error_and_leaves_no_results(
+    content: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(content)
+    assert main(["score", str(odd)]) == 2
+    assert "no dialogue could be read, so nothing was scored" in capsys.readouterr().err
+    assert not odd.with_name("odd.scores").exists()
+    results = log.with_name("mine.scores")
+    assert main(["score", str(log)]) == 0
+    assert main(["score", str(odd), "--output", str(results)]) == 2
+    assert [run.number for run in score_runs.runs(results)] == [1]
+
+
+def test_the_knowledge_that_comes_with_the_package_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log), "--evaluator", "knowledge_base"]) == 0
+    assert "note: knowledge_base knows taking orders alone" in capsys.readouterr().out
+    support = "evaluators.knowledge_base.file=knowledge/support.yaml"
+    assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", support]) == 0
+    assert "note: knowledge_base" not in capsys.readouterr().out
+
+
 def test_running_again_adds_a_run_and_changes_nothing(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(log)]) == 0
     results = log.with_name("mine.scores")
