@@ -59,6 +59,20 @@ def test_a_log_without_a_dialogue_is_an_error_and_leaves_no_results(
     assert [run.number for run in score_runs.runs(results)] == [1]
 
 
+def test_a_folder_of_logs_and_their_results_counts_every_dialogue_once(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", str(log)]) == 0
+    (log.parent / "own").mkdir()
+    (log.parent / "own" / "run-0007.json").write_text(json.dumps({"messages": [{"role": "user", "content": "Hi."}]}))
+    capsys.readouterr()
+    assert main(["convert", str(log.parent), "--to", "slea", "--output", str(log.parent / "all.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 files, 21 records, 21 trajectories")
+    assert "or results of scoring, passed over: " in said
+    assert "mine.scores/run-0001.scores.jsonl" in said
+
+
 def test_the_knowledge_that_comes_with_the_package_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(log), "--evaluator", "knowledge_base"]) == 0
     assert "note: knowledge_base knows taking orders alone" in capsys.readouterr().out
