@@ -259,7 +259,9 @@ def _explain(error: ValidationError, source: str, root: Any, *, depth: int = 0) 
         elif fault["type"] == "model_type" and isinstance(fault["input"], str):
             lines.append(f"  {place}: a component is a mapping: write {{name: {fault['input']}}}")
         else:
-            lines.append(f"  {place}: {fault['msg']} (got {fault['input']!r})")
+            # A fault of the whole recipe names its values itself; the recipe would be a screen of text.
+            got = f" (got {fault['input']!r})" if location else ""
+            lines.append(f"  {place}: {fault['msg']}{got}")
     return "\n".join(lines)
 
 

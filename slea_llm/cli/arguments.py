@@ -18,6 +18,10 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+LOGS = "logs"
+"""Folder below the output folder for what third parties print."""
+
+
 def read_recipe(arguments: argparse.Namespace) -> Recipe:
     return load_recipe(arguments.recipe, arguments.overrides)
 
@@ -25,9 +29,10 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 def prepare_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
     """Make sure that an output folder is new; an existing one is moved aside with `fresh`, never overwritten.
 
-    Raises ConfigError when the folder holds something and neither `fresh` nor `resume` was given.
+    The logs of commands that only play make no run. Raises ConfigError when the folder holds something else and neither
+    `fresh` nor `resume` was given.
     """
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    if folder.exists() and any(path.name != LOGS for path in folder.iterdir()) and not resume:
         if not fresh:
             raise ConfigError(
                 f"{folder} already holds a run; give --resume to go on with it, --fresh to move it aside, "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli import compose
+from slea_llm.cli.arguments import LOGS
 from slea_llm.cli.output import say
 from slea_llm.config import ComponentSpec, Recipe, load_recipe
 from slea_llm.errors import CheckpointError, ConfigError
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from slea_llm.cli.session import quiet_third_parties
     from slea_llm.export import export
 
-    with quiet_third_parties(arguments.run / "logs" / "export.log"):
+    with quiet_third_parties(arguments.run / LOGS / "export.log"):
         model, policy_version = _trained(recipe, arguments.run, arguments.checkpoint)
         report = export(
             model,

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
+from slea_llm.cli.arguments import LOGS, add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
 from slea_llm.config import Recipe
 from slea_llm.errors import CheckpointError
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         for note in notes:
             say(f"note: {note}")
     accelerator.wait_for_everyone()
-    with quiet_third_parties(output / "logs" / f"rank{accelerator.process_index}.log"):
+    with quiet_third_parties(output / LOGS / f"rank{accelerator.process_index}.log"):
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
@@ -89,7 +89,7 @@ class TrainingRun:
                 seed=recipe.run.seed,
             )
             log = stack.enter_context(ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"))
-            trainer = self._trainer(session, model, log)
+            trainer = self._trainer(session, model, log, stack)
             if resume:
                 self._resume(trainer)
             trainer.run(until=until)
@@ -100,7 +100,8 @@ class TrainingRun:
             if isinstance(session.user, Asking) and self._accelerator.is_main_process:
                 say(f"user {session.user.name}: {session.user.usage.line()}")
 
-    def _trainer(self, session: Session, model: PolicyCritic, log: Log) -> Trainer:
+    def _trainer(self, session: Session, model: PolicyCritic, log: Log, stack: ExitStack) -> Trainer:
+        """All parts put together; what they open is closed with `stack`."""
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
         from slea_llm.step_values import ValuedCrediting
@@ -121,9 +122,8 @@ class TrainingRun:
             chat=session.chat,
             available={"continuations": session.continuations, "chat_models": session.chat_models},
         )
-        for gate in scorer.gates().values():
-            if main:
-                say(gate.line)
+        for gate in scorer.gates().values() if main else ():
+            say(gate.line)
         crediting = compose.crediting(recipe)
         collector = OnlineCollector(
             environment=session.environment,
@@ -146,7 +146,7 @@ class TrainingRun:
                 collector=collector,
                 crediting=ValuedCrediting(crediting, self._values),
                 generator=session.generator,
-                replay=self._replay(crediting),
+                replay=self._replay(crediting, stack),
                 imitation=self._imitation(session),
             ),
             accelerator=self._accelerator,
@@ -161,8 +161,8 @@ class TrainingRun:
             ),
         )
 
-    def _replay(self, crediting: Crediting) -> ReplayBuffer | None:
-        """This rank's buffer under the run folder, if the recipe has one."""
+    def _replay(self, crediting: Crediting, stack: ExitStack) -> ReplayBuffer | None:
+        """This rank's buffer under the run folder, if the recipe has one; `stack` closes it."""
         from accelerate.utils import gather_object
 
         from slea_llm.buffer import ReplayBuffer
@@ -187,7 +187,7 @@ class TrainingRun:
         def by_weights(experience: AugmentedExperience, progress: float) -> float:
             return crediting.weighting.priority(experience.scored, progress)
 
-        return ReplayBuffer(
+        buffer = ReplayBuffer(
             recipe.replay,
             self._output / "replay" / f"rank{rank.index}",
             seed=recipe.run.seed,
@@ -198,6 +198,8 @@ class TrainingRun:
             overrides=Overrides(Path(path), main=main, gather=gather, report=say) if path else None,
             played=played,
         )
+        stack.callback(buffer.close)
+        return buffer
 
     def _imitation(self, session: Session) -> Imitation | None:
         """What the imitation losses of the recipe learn from."""

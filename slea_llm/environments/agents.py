@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from slea_llm.environments.speech import Speech
-from slea_llm.errors import ConfigError
+from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import Message, State
 
 
@@ -71,10 +71,13 @@ class Idler:
 
 def worded(move: Move, speech: Speech, tracked: str, rng: random.Random) -> str:
     """A reply of a scripted agent: its thought and what it says."""
-    entry: Mapping[str, object] = speech.agents
+    entry: Any = speech.agents
     for key in move.name.split("."):
-        entry = entry[key]  # type: ignore[assignment]
-    said = move.call if move.call is not None else rng.choice(list(entry["replies"]))  # type: ignore[call-overload]
+        if key not in entry:
+            known = ", ".join(entry)
+            raise ConfigError(f"{speech.source}: agents lacks {move.name!r}; known: {known}{nearest(key, entry)}")
+        entry = entry[key]
+    said = move.call if move.call is not None else rng.choice(list(entry["replies"]))
     thought = str(entry["thought"])
     for name, value in move.values.items():
         thought, said = thought.replace(f"<{name}>", value), said.replace(f"<{name}>", value)

@@ -86,7 +86,7 @@ class Language:
         self._ask = {slot: re.compile(pattern) for slot, pattern in patterns["ask"].items()}
         self._cue = {
             name: re.compile(patterns[name])
-            for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out")
+            for name in ("request", "open", "recommend", "confirm", "affirm", "deny", "sold_out", "either", "praise")
         }
 
     def address(self, *, number: int, street: str) -> str:
@@ -156,17 +156,23 @@ class Language:
         stated: list[str] = []
         for sentence in _SENTENCE.findall(normal(_PLACEHOLDER.sub("\1", reply))):
             if self._cue["sold_out"].search(sentence):
+                gone, instead = self._regrets(sentence)
                 regrets = True
-                regretted.update(self.values(sentence, counted=True))
-                asks |= self._asked(sentence) if self._cue["request"].search(sentence) else set()
+                regretted.update(gone)
+                suggests.update(instead)
+                recommends.update(instead)
+                asks |= self._asked(sentence) if self._cue["request"].search(sentence) and not instead else set()
                 continue
-            if self._cue["recommend"].search(sentence):
-                suggests.update(self.values(sentence, counted=True))
-                recommends.update(self.values(sentence, counted=True) or ("dish",))
+            here = self.values(sentence, counted=True)
+            asked = self._asked(sentence) if self._cue["request"].search(sentence) else set()
+            if self._cue["recommend"].search(sentence) or ("dish" in here and self._praises(sentence, asked)):
+                suggests.update(here)
+                recommends.update(here or ("dish",))
                 continue
-            stated.append(sentence)
-            if self._cue["request"].search(sentence):
-                asks |= self._asked(sentence)
+            asks |= asked
+            # "One, or more?" offers a choice and reads nothing back.
+            if not (asked and self._cue["either"].search(sentence)):
+                stated.append(sentence)
         text = " ".join(stated)
         reads_back = {**self.values(text, counted=not self._cue["confirm"].search(text)), **named}
         return Understanding(
@@ -178,6 +184,21 @@ class Language:
             regrets=regrets,
             regretted=regretted,
         )
+
+    def _praises(self, sentence: str, asked: set[str]) -> bool:
+        """Whether a sentence praises, and neither reads back ("great, right?") nor asks on ("good, and how many?")."""
+        praise, confirm = self._cue["praise"].search(sentence), self._cue["confirm"].search(sentence)
+        return bool(praise) and not confirm and asked <= {"dish"}
+
+    def _regrets(self, sentence: str) -> tuple[dict[str, str], dict[str, str]]:
+        """What a sentence says to be sold out, and what a clause behind that offers in its place."""
+        match = self._cue["sold_out"].search(sentence)
+        comma = sentence.find(",", match.end() if match else 0)
+        head, tail = (sentence[:comma], sentence[comma:]) if comma >= 0 else (sentence, "")
+        gone, instead = self.values(head, counted=True), self.values(tail, counted=True)
+        if "dish" in gone and "dish" in instead:
+            return gone, {"dish": instead["dish"]}
+        return self.values(sentence, counted=True), {}
 
     def asks_advice(self, text: str) -> bool:
         """Whether the user asks for a recommendation."""

@@ -127,6 +127,8 @@ class SupportEpisode(NotedEpisode):
         self._fault = fault
         self._names = self.speech.patterns("names")
         self._mends = self.speech.patterns("mends")
+        findings = {name: entry["findings"] for name, entry in self.speech.data["faults"].items()}
+        self._upgrades = {name for name, found in findings.items() if found.get("version") == "upgraded"}
         cues = self.speech.patterns("cues")
         self._checks, self._remedies = cues["checks"], cues["remedies"]
 
@@ -134,6 +136,9 @@ class SupportEpisode(NotedEpisode):
         named, mended, asked = self._read(reply)
         if len(named) == 1:
             self.notes.extra["named"] = next(iter(named))
+        if len(mended) > 1 and mended <= self._upgrades:
+            # A newer client mends whatever an upgrade broke: it counts for the fault that was named.
+            mended &= {self.notes.extra["named"]}
         mend = next(iter(mended)) if len(mended) == 1 else None
         self.notes.pending = {"mend": mend} if mend else {}
         proposes = {"mend": mend} if mend else {"fault": next(iter(named))} if len(named) == 1 else {}

@@ -24,14 +24,14 @@ told, asks for what nobody needs, reads back what was agreed already or proposes
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import yaml
 
 from slea_llm import assets
-from slea_llm.errors import ConfigError, EpisodeError
+from slea_llm.errors import ConfigError, EpisodeError, nearest
 from slea_llm.types import Message, Task, UserReply
 from slea_llm.wording import fragments
 
@@ -142,7 +142,34 @@ def _agenda(task: Task) -> Mapping[str, Any]:
             f"task {task.id!r} has no agenda for a scripted user: goal['user'] needs {sorted(keys)} and may have "
             f"{sorted(OPTIONAL)}"
         )
+    if fault := next(_agenda_faults(agenda), None):
+        raise EpisodeError(f"task {task.id!r}, goal['user'] of the scripted user: {fault}")
     return agenda
+
+
+def _agenda_faults(agenda: Mapping[str, Any]) -> Iterator[str]:
+    """What of an agenda has another shape than the one at the head of this file, or names a slot that it lacks."""
+    shapes: Mapping[str, tuple[type | tuple[type, ...], type | tuple[type, ...] | None, str]] = {
+        "values": (Mapping, str, "slot -> text"),
+        "volunteers": ((list, tuple), None, "a list of slots"),
+        "together": (Mapping, (list, tuple), "slot -> a list of slots"),
+        "vague": (Mapping, int, "slot -> a whole number"),
+        "misstated": (Mapping, str, "slot -> text"),
+        "patience": (int, None, "a whole number, 1 or more"),
+    }
+    for name, (kind, entry, shape) in shapes.items():
+        value = agenda[name]
+        entries = value.values() if entry is not None and isinstance(value, Mapping) else ()
+        if not isinstance(value, kind) or not all(isinstance(one, entry) for one in entries):  # type: ignore[arg-type]
+            yield f"{name} {value!r} is not {shape}"
+    if agenda["patience"] < 1:
+        yield f"patience {agenda['patience']} is not {shapes['patience'][2]}"
+    slots = agenda["values"]
+    told = [slot for others in agenda["together"].values() for slot in others]
+    for name, named in ((one, agenda[one]) for one in ("volunteers", "together", "vague", "misstated")):
+        for slot in (*named, *(told if name == "together" else ())):
+            if slot not in slots:
+                yield f"{name} names {slot!r}, no slot of values: {', '.join(slots)}{nearest(str(slot), slots)}"
 
 
 def _checked(wording: Mapping[str, Any], needed: Sequence[str], source: str) -> Mapping[str, Any]:

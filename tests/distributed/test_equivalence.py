@@ -51,7 +51,9 @@ def test_two_processes_equal_one_after_two_updates(folder: Path, optimizer: str,
     alone, together = metrics(folder, f"equal-{optimizer}-even-1"), metrics(folder, f"equal-{optimizer}-{split}-2")
     assert alone.keys() == together.keys()
     for name, value in alone.items():
-        assert together[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+        # In the worker every rank asks its judge as often as the one process does.
+        expected = 2 * value if name.startswith("asking/") else value
+        assert together[name] == pytest.approx(expected, rel=1e-6, abs=1e-9), name
 
 
 @pytest.mark.parametrize("split", SPLITS)

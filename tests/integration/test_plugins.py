@@ -250,4 +250,4 @@ def test_a_third_party_environment_evaluator_and_credit_train_together(package: 
         "--output",
         str(tmp_path / "s.jsonl"),
     )
-    assert "4 dialogues scored" in scored
+    assert "4 records, 4 trajectories" in scored

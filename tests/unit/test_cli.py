@@ -56,6 +56,9 @@ def test_br_095_a_secret_given_as_an_override_is_refused_and_never_printed(
 def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     prepare_folder(folder, fresh=False)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "play.log").touch()
+    prepare_folder(folder, fresh=False)  # a rollout or an evaluation was here, no run
     (folder / "metrics.jsonl").write_text("kept", encoding="utf-8")
     with pytest.raises(ConfigError, match="already holds a run; give --resume"):
         prepare_folder(folder, fresh=False)

@@ -120,3 +120,8 @@ def test_a_missing_file_and_a_list_are_refused(tmp_path: Path) -> None:
         load_recipe(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="must be a mapping"):
         load_recipe(recipe_file(tmp_path, [1, 2]))
+
+
+def test_a_fault_of_the_whole_recipe_does_not_print_the_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.minibatch 16 does not divide episodes 2$"):
+        load_recipe(find("recipes", "order_taking_tiny.yaml"), ["rollout.episodes=2"])

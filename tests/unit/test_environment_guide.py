@@ -24,7 +24,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code, check = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code += check  # the script that checks it stands under it
     folder = tmp_path_factory.mktemp("guide")
     (folder / "parking_guide.py").write_text(code, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:

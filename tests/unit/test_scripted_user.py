@@ -183,6 +183,27 @@ def test_named_wording_is_read_from_data() -> None:
     assert opening(session)
 
 
+@pytest.mark.parametrize(
+    ("traits", "fault"),
+    [
+        (
+            {"volunteers": ["colur"]},
+            r"volunteers names 'colur', no slot of values: size, colour, date \(did you mean 'colour'",
+        ),
+        ({"together": {"size": ["weight"]}}, "together names 'weight'"),
+        ({"together": [["size", "colour"]]}, "together .* is not slot -> a list of slots"),
+        ({"vague": ["size"]}, "vague .* is not slot -> a whole number"),
+        ({"vague": {"size": "once"}}, "vague .* is not slot -> a whole number"),
+        ({"misstated": {"weight": "heavy"}}, "misstated names 'weight'"),
+        ({"patience": "two"}, "patience 'two' is not a whole number"),
+        ({"patience": 0}, "patience 0 is not a whole number, 1 or more"),
+    ],
+)
+def test_an_agenda_of_another_shape_or_with_unknown_slots_is_refused(traits: dict[str, Any], fault: str) -> None:
+    with pytest.raises(EpisodeError, match=fault):
+        begun(**traits)
+
+
 def test_faulty_wording_and_agenda_are_refused() -> None:
     with pytest.raises(ConfigError, match="lacks leave"):
         begun(wording={**WORDING, "leave": []})

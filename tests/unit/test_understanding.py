@@ -12,6 +12,7 @@ import yaml
 from slea_llm import registry
 from slea_llm.interfaces import Environment
 from slea_llm.types import Message
+from tests.support.paraphrases import lines_of, understands
 
 FILE = Path(__file__).resolve().parents[1] / "fixtures" / "paraphrases.yaml"
 PARAPHRASES: dict[str, dict[str, dict[str, list[str]]]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -78,3 +79,99 @@ def test_a_thought_and_a_broken_call_do_nothing(name: str) -> None:
 def test_every_environment_of_this_library_has_paraphrases() -> None:
     adapters = {"gymnasium", "textworld", "verifiers"}
     assert set(PARAPHRASES) >= registry.ROWS["environment"].keys() - adapters - {"code_task"}
+
+
+SAID = sorted((FILE.parent / "said").glob("*.jsonl"))
+"""50 sentences per environment and language by someone who had read the documentation only, with what they mean."""
+OTHERWISE = {
+    "Did anybody upgrade the database lately?": "asks for a recent change as much as for the version",
+    "百货商场买的，星期四上门，是这样吗？": "says that someone comes, so it offers a visit too",
+}
+"""Sentences that are heard otherwise than their writer labelled them, and why that is held to be right."""
+
+
+@pytest.mark.parametrize("file", SAID, ids=lambda file: file.stem)
+def test_what_a_stranger_wrote_is_understood(file: Path) -> None:
+    name, language, lines = lines_of(file)
+    assert len({line["text"] for line in lines}) == 50
+    missed = {line["text"] for line in lines if not understands(name, language, line)[0]}
+    assert missed == {line["text"] for line in lines} & OTHERWISE.keys()
+
+
+def test_every_paraphrased_environment_has_a_strangers_sentences() -> None:
+    assert {file.stem for file in SAID} == {f"{name}.{code}" for name in PARAPHRASES for code in ("en", "zh")}
+
+
+# What broadened patterns must not catch.
+WITHOUT_EFFECT = [
+    ("order_taking", "en", "Our food is very good."),
+    ("order_taking", "en", "Would you like anything else?"),
+    ("order_taking", "zh", "我们的菜很好吃。"),
+    ("complaint", "en", "Unfortunately nobody can visit you."),
+    ("complaint", "zh", "我们暂时无法安排师傅上门。"),
+    ("complaint", "zh", "今天不能派人过去。"),
+    ("tech_support", "en", "It is not the password that expired."),
+    ("strategy_game", "en", "We will not put a wall around the town."),
+    ("strategy_game", "zh", "别让探子看见。"),
+]
+
+
+@pytest.mark.parametrize(("name", "language", "reply"), WITHOUT_EFFECT)
+def test_what_only_sounds_like_an_act_does_nothing(name: str, language: str, reply: str) -> None:
+    assert understood(name, language, reply) == set()
+
+
+@pytest.mark.parametrize(
+    ("language", "reply", "gone", "instead"),
+    [
+        ("en", "The gyoza is sold out, shall I put down ramen?", "gyoza", "ramen"),
+        ("en", "We ran out of sushi, sorry.", "sushi", None),
+        ("zh", "烤鸭卖完了，换成红烧肉可以吗？", "烤鸭", "红烧肉"),
+    ],
+)
+def test_what_stands_behind_a_dish_that_is_gone_is_offered_instead(
+    language: str, reply: str, gone: str, instead: str | None
+) -> None:
+    environment = environment_of("order_taking", language)
+    acts = environment.start(environment.task(0)).agent_says(reply).acts
+    assert (acts["regretted"].get("dish"), acts["suggests"].get("dish")) == (gone, instead)
+    assert not acts["reads_back"]
+
+
+@pytest.mark.parametrize(
+    ("language", "reply", "asks", "reads_back", "suggests"),
+    [
+        ("en", "The ramen is great tonight.", (), {}, {"dish": "ramen"}),
+        ("en", "Ramen is great, how many would you like?", ("quantity",), {"dish": "ramen"}, {}),
+        ("en", "The ramen is really good, is that what you want?", (), {"dish": "ramen"}, {}),
+        ("zh", "烤鸭很不错。", (), {}, {"dish": "烤鸭"}),
+        ("zh", "烤鸭不错，请问要几份？", ("quantity",), {"dish": "烤鸭"}, {}),
+        ("zh", "烤鸭，没错吧？", (), {"dish": "烤鸭"}, {}),
+    ],
+)
+def test_praise_recommends_unless_it_goes_on_asking(
+    language: str, reply: str, asks: tuple[str, ...], reads_back: dict[str, str], suggests: dict[str, str]
+) -> None:
+    environment = environment_of("order_taking", language)
+    acts = environment.start(environment.task(0)).agent_says(reply).acts
+    assert (acts["asks"], acts["reads_back"], acts["suggests"]) == (asks, reads_back, suggests)
+
+
+@pytest.mark.parametrize(
+    ("replies", "mend"),
+    [
+        (["The TLS versions differ. Update the driver so that it supports TLS 1.3."], "tls_after_upgrade"),
+        (["The server wants another login plugin.", "Install a newer driver."], "plugin_after_upgrade"),
+        (["The upgrade needs TLS.", "Install a newer driver."], "tls_after_upgrade"),
+        (["Install a newer driver."], None),
+        (["It is the firewall.", "Install a newer driver."], None),
+        (["It is the firewall. Open the port, and raise max_connections."], None),
+    ],
+)
+def test_a_newer_client_mends_the_fault_of_the_upgrade_that_was_named(replies: list[str], mend: str | None) -> None:
+    environment = environment_of("tech_support", "en")
+    episode = environment.start(environment.task(0))
+    for reply in replies:
+        acts = episode.agent_says(reply).acts
+        episode.user_says("Hm.")
+    assert acts["proposes"].get("mend") == mend
