@@ -19,6 +19,7 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "tech_support": "slea_llm.environments.tech_support:TechSupport",
                 "trip_planning": "slea_llm.environments.trip_planning:TripPlanning",
                 "strategy_game": "slea_llm.environments.strategy_game:StrategyGame",
+                "code_task": "slea_llm.environments.code_task:CodeTask",
                 "gymnasium": "slea_llm.environments.gymnasium_text:GymnasiumText",
                 "textworld": "slea_llm.environments.textworld_games:TextWorldGames",
                 "verifiers": "slea_llm.environments.verifiers_tasks:VerifiersTasks",

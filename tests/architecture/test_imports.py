@@ -22,6 +22,8 @@ TORCH_FREE = (
     "slea_llm.environments.tech_support",
     "slea_llm.environments.trip_planning",
     "slea_llm.environments.strategy_game",
+    "slea_llm.environments.code_task",
+    "slea_llm.sandbox.runner",
     "slea_llm.environments.gymnasium_text",
     "slea_llm.environments.textworld_games",
     "slea_llm.environments.verifiers_tasks",

@@ -39,7 +39,7 @@ for command in ("warm-start", "train"):
 """
 
 
-@pytest.mark.parametrize("name", ["complaint", "tech_support", "trip_planning", "strategy_game"])
+@pytest.mark.parametrize("name", ["complaint", "tech_support", "trip_planning", "strategy_game", "code_task"])
 def test_recipe_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(find("recipes", f"{name}_tiny.yaml")), *SETTINGS],

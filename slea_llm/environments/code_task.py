@@ -1,0 +1,216 @@
+"""Writing a function: the agent asks what it must do and submits code, which runs on hidden tests in a sandbox.
+
+Some tasks read an HTTP interface, some store into SQLite. docs/environments.md states the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from slea_llm import prompts
+from slea_llm.environments.agents import Expert, Idler
+from slea_llm.environments.code_task_agents import SUBMIT, errors, plan, track
+from slea_llm.environments.code_task_spec import Case, Spec, cases_of, driven, fault, spec_of
+from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, restored, speech_of
+from slea_llm.environments.speech import Call, Speech, call_text, speeches
+from slea_llm.errors import ConfigError, UnsupportedError, nearest
+from slea_llm.sandbox import runner
+from slea_llm.sandbox.runner import Limits
+from slea_llm.types import Message, Outcome, Task
+
+LONGEST_EXPERT = 11
+"""Turns of the expert at worst: 5 questions, 2 vague answers, 2 read-backs, the code, one to spare."""
+
+MOST_CODE = 100_000
+"""Characters of a submission."""
+
+_KEPT_RESULTS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestRun:
+    """Test name -> what was wrong with the answer, or None; `broke` says why there are no answers at all."""
+
+    faults: Mapping[str, str | None]
+    broke: str | None = None
+
+
+class CodeTask:
+    """The task family; its tasks suit the user `scripted`. Made only where the sandbox can be made (Linux)."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        language: Literal["en", "zh", "mixed"] = "en"
+        """Language of the dialogues; `mixed` draws one for each task."""
+        prompt: Literal["terse", "full"] = "terse"
+        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+        max_turns: int = 13
+        """Replies of the agent after which the dialogue ends with reward -1; at least 11, what the expert needs."""
+        submissions: int = 3
+        """Times that code may be submitted; the last one that fails ends the dialogue. At least 1."""
+        misstated_share: float = 0.2
+        """Share of users who misstate a value and notice it only when it is read back; in [0, 1]."""
+        vague_share: float = 0.2
+        """Share of slots about which the user is vague when first asked; in [0, 1]."""
+        case_seconds: float = 5.0
+        """Time that one test may take; more than 0."""
+        memory_mib: int = 256
+        """Memory of the code and its tests together; at least 64."""
+
+        def __post_init__(self) -> None:
+            if self.max_turns < LONGEST_EXPERT:
+                raise ConfigError(f"max_turns is {self.max_turns}; some tasks need {LONGEST_EXPERT} turns")
+            for name in ("misstated_share", "vague_share"):
+                if not 0.0 <= getattr(self, name) <= 1.0:
+                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+            for name, least in (("submissions", 1), ("case_seconds", 0.1), ("memory_mib", 64)):
+                if not getattr(self, name) >= least:
+                    raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+    name: ClassVar[str] = "code_task"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, config: Config) -> None:
+        if reason := runner.unavailable():
+            raise UnsupportedError(f"code_task runs what an agent writes, and only in a sandbox: {reason}")
+        self.config = config
+        self._speeches = speeches(self.name, config.language)
+        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
+        self._driver = Path(__file__).with_name("code_task_driver.py").read_text(encoding="utf-8")
+        # The same code on the same tests gives the same answers; dialogues that are played again ask for them.
+        self._results: OrderedDict[str, TestRun] = OrderedDict()
+
+    def task(self, seed: int) -> Task:
+        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
+        code = rng.choice(sorted(self._speeches))
+        speech = self._speeches[code]
+        wanted = self._drawn(rng, speech)
+        vague = [slot for slot in speech.slots if rng.random() < self.config.vague_share][:2]
+        misstated = {}
+        if rng.random() < self.config.misstated_share:
+            slot = rng.choice(speech.slots)
+            others = [value for _ in range(99) if (value := self._drawn(rng, speech)[slot]) != wanted[slot]]
+            misstated = {slot: others[0]}
+        user = {
+            "values": wanted,
+            "volunteers": list(rng.choice(((), ("source",), ("source", "target")))),
+            "together": {"bad": ["repeated"]} if rng.random() < 0.3 else {},
+            "vague": dict.fromkeys(vague, 1),
+            "misstated": misstated,
+            "patience": rng.choice((2, 2, 3)),
+            "wording": f"{self.name}/user.{code}.yaml",
+        }
+        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal={"tests": seed, "user": user}, language=code)
+
+    def _drawn(self, rng: random.Random, speech: Speech) -> dict[str, str]:
+        drawn = {slot: rng.choice(speech.choices(slot)) for slot in speech.slots if slot != "keep"}
+        drawn["keep"] = speech.data["forms"]["keep"].format(least=rng.randint(2, 60))
+        return {slot: drawn[slot] for slot in speech.slots}
+
+    def start(self, task: Task) -> CodeEpisode:
+        return self._episode(task, Notes(extra={"submissions": 0, "passed": 0, "tests": 0, "failed": []}))
+
+    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> CodeEpisode:
+        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
+        return self._episode(task, restored(snapshot))
+
+    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
+        speech = speech_of(self._speeches, task)
+        return Expert(
+            speeches=self._speeches,
+            plan=lambda state: plan(state, speech),
+            errors=lambda state, rng: errors(state, rng, speech),
+            track=track,
+            error_rate=error_rate,
+            seed=task.seed,
+        )
+
+    def idler(self, task: Task) -> Idler:
+        del task
+        return Idler(speeches=self._speeches)
+
+    def _episode(self, task: Task, notes: Notes) -> CodeEpisode:
+        speech, prompt = speech_of(self._speeches, task), self._prompts[task.language]
+        example = call_text(SUBMIT, {"code": "def solve(source, target):\n    ..."})
+        values = {"slots": speech.slot_list(speech.slots), "submit": example, "most": str(self.config.submissions)}
+        return CodeEpisode(
+            self,
+            spec_of(task.goal["user"]["values"], speech),
+            tests=int(task.goal["tests"]),
+            speech=speech,
+            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
+            required=speech.slots,
+            max_turns=self.config.max_turns,
+            notes=notes,
+        )
+
+    def tested(self, code: str, spec: Spec, tests: int) -> TestRun:
+        """What the tests say of a submission; raises EpisodeError when the sandbox itself breaks."""
+        key = json.dumps([code, repr(spec), tests])
+        if key not in self._results:
+            cases = cases_of(spec, tests)
+            self._results[key] = self._run(code, spec, cases)
+            if len(self._results) > _KEPT_RESULTS:
+                self._results.popitem(last=False)
+        return self._results[key]
+
+    def _run(self, code: str, spec: Spec, cases: list[Case]) -> TestRun:
+        seconds = self.config.case_seconds
+        files = {
+            "main.py": self._driver,
+            "solution.py": code,
+            "cases.json": json.dumps(driven(spec, cases, seconds)),
+        }
+        limits = Limits(wall_s=seconds * len(cases) + 5, cpu_s=60, memory_mib=self.config.memory_mib)
+        verdict = runner.run(files, limits, loopback=True)
+        if verdict.status != "ok":
+            what = "; ".join(verdict.attempts[:3]) or verdict.errors.strip().rpartition("\n")[2][:200]
+            broke = f"{verdict.status}: {what}" if what else str(verdict.status)
+            return TestRun(faults={case.name: broke for case in cases}, broke=broke)
+        try:
+            answers: list[dict[str, Any]] = json.loads(verdict.output)
+        except (ValueError, RecursionError):
+            broke = "no answers came back"
+            return TestRun(faults={case.name: broke for case in cases}, broke=broke)
+        return TestRun(faults={case.name: fault(spec, case, given) for case, given in zip(cases, answers, strict=True)})
+
+
+class CodeEpisode(NotedEpisode):
+    """One function. Success: every hidden test passes within the submissions that are allowed."""
+
+    def __init__(self, environment: CodeTask, spec: Spec, *, tests: int, **frame: Any) -> None:
+        super().__init__(**frame)
+        self._environment, self._spec, self._tests = environment, spec, tests
+
+    def take_call(self, call: Call) -> Outcome:
+        if call.arguments is None:
+            return super().take_call(call)
+        if call.name != SUBMIT:
+            return self.tool_error("unknown", name=call.name, hint=nearest(call.name, (SUBMIT,)))
+        code = call.arguments.get("code")
+        if not isinstance(code, str) or not code.strip() or len(code) > MOST_CODE:
+            return self.tool_error("argument", name=SUBMIT, most=str(MOST_CODE))
+        return self._submitted(code.encode("utf-8", "replace").decode("utf-8"))
+
+    def _submitted(self, code: str) -> Outcome:
+        result, extra = self._environment.tested(code, self._spec, self._tests), self.notes.extra
+        failed = [name for name, wrong in result.faults.items() if wrong is not None]
+        extra["submissions"] += 1
+        extra.update(passed=len(result.faults) - len(failed), tests=len(result.faults), failed=failed)
+        words: Mapping[str, Any] = self.speech.data["tests"]
+        lines = [f"{words['names'][name]}: {result.faults[name]}" for name in failed]
+        count = str(words["count"]).format(passed=extra["passed"], tests=extra["tests"])
+        text = "\n".join([count, *([str(words["broke"]).format(what=result.broke)] if result.broke else lines)])
+        message = Message(role="tool", content=text, name=SUBMIT)
+        acts = {"heard": "", "failed": failed}
+        if not failed:
+            return self.end("success", acts=acts, messages=(message,))
+        if extra["submissions"] >= self._environment.config.submissions:
+            return self.end("failure", acts=acts, messages=(message,))
+        return Outcome(messages=(message,), acts=acts)

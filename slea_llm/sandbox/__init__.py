@@ -1,0 +1,1 @@
+"""Runs untrusted Python programs. `slea_llm.sandbox.runner` is the entrance; docs/sandbox.md says what it promises."""
