@@ -149,6 +149,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     sent = signal.SIGKILL if options.kill else signal.SIGINT
+    # A shell's background jobs are told to ignore SIGINT, and would hand that on to the commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     moments = np.random.default_rng(options.seed)
     broken = 0
     with tempfile.TemporaryDirectory() as scratch:

@@ -256,6 +256,8 @@ def _explain(error: ValidationError, source: str, root: Any, *, depth: int = 0) 
             )
         elif fault["type"].startswith("missing"):
             lines.append(f"  {place}: required, not given")
+        elif fault["type"] == "model_type" and isinstance(fault["input"], str):
+            lines.append(f"  {place}: a component is a mapping: write {{name: {fault['input']}}}")
         else:
             # A fault of the whole recipe names its values itself; the recipe would be a screen of text.
             got = f" (got {fault['input']!r})" if location else ""

@@ -64,6 +64,9 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     Raises ConfigError or UnsupportedError.
     """
     components = check_components(recipe)
+    user, settings = components["user"][0]
+    if hasattr(user, "preflight"):
+        user.preflight(settings)
     shut = _check_evaluators(recipe, components["user"][0][0])
     _check_losses(recipe)
     _check_replay(recipe, launch or Launch())

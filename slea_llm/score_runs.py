@@ -137,6 +137,14 @@ def start(folder: Path, card: RunCard) -> ScoreRun:
     return run.save(card)
 
 
+def discard(run: ScoreRun) -> None:
+    """Take back a run that has scored nothing, and its folder where it was the only one."""
+    for path in (run.scores, run.folder / f"{run.name}.json"):
+        path.unlink(missing_ok=True)
+    if not any(run.folder.iterdir()):
+        run.folder.rmdir()
+
+
 def unfinished(folder: Path) -> ScoreRun | None:
     """The newest run when it was interrupted."""
     every = runs(folder)

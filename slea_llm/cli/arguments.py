@@ -12,7 +12,10 @@ from slea_llm.errors import ConfigError
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """`RECIPE [key.sub=value ...]`."""
     parser.add_argument("recipe", type=Path, help="recipe file (YAML)")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change, values in YAML")
+    # With a default argparse does not call them required when the recipe is missing.
+    parser.add_argument(
+        "overrides", nargs="*", default=(), metavar="key.sub=value", help="settings to change, values in YAML"
+    )
 
 
 LOGS = "logs"

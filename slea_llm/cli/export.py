@@ -11,7 +11,7 @@ from slea_llm.cli import compose
 from slea_llm.cli.arguments import LOGS
 from slea_llm.cli.output import say
 from slea_llm.config import ComponentSpec, Recipe, load_recipe
-from slea_llm.errors import CheckpointError
+from slea_llm.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from slea_llm.interfaces import Generator
@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not (arguments.run / "recipe.yaml").is_file():
+        raise ConfigError(f"{arguments.run} is no output folder of `slea train`: it holds no recipe.yaml")
     recipe = load_recipe(arguments.run / "recipe.yaml")
     if arguments.form is not None:
         recipe = recipe.model_copy(update={"export": replace(recipe.export, form=arguments.form)})

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     for kind in (arguments.kind,) if arguments.kind else registry.KINDS:
         say(f"{kind}:")
-        for name, place in sorted(registry.names(kind).items()):
+        names = registry.names(kind)
+        width = max(map(len, names), default=0)
+        for name, place in sorted(names.items()):
             origin = "" if name in registry.ROWS[kind] else "  (third party)"
-            say(f"  {name:<20} {place}{origin}")
+            say(f"  {name:<{width}}  {place}{origin}")
     return 0

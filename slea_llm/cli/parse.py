@@ -89,7 +89,13 @@ def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -
             yield from read_turns(file, strict=strict)
     elif path.suffix in TEXT_SUFFIXES and format is None:
         yield path.name, Turn(index=0, context=(), text=_read(path))
-    elif path.suffix == ".json" and format is None and not is_log(path, besides=TEXT_FORMATS):
+    elif (
+        path.suffix == ".json"
+        and format is None
+        and path.is_file()
+        and path.stat().st_size
+        and not is_log(path, besides=TEXT_FORMATS)
+    ):
         yield from _listed(path)
     else:
         reader = LogReader(path, format=format, strict=strict)

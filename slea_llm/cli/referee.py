@@ -38,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is not None:
         referee = compose.referee(load_recipe(arguments.recipe))
     marked = referee.marked(list(read_logs(arguments.log)))
+    if not marked:
+        raise ConfigError(
+            f"{arguments.log} holds no dialogue that could be read; `slea list log_format` has the formats"
+        )
     shown = [
         one
         for one in marked
@@ -45,15 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     for one in shown[: arguments.show]:
         blame = one.provenance["blame"]
-        say(
-            f"{one.id} ({one.termination}): {blame['party']}, turn {blame['turn']}, {blame['kind']}: {blame['quote']!r}"
-        )
+        quote = repr(blame["quote"]) if blame.get("quote") else "(no words)"
+        say(f"{one.id} ({one.termination}): {blame['party']}, turn {blame['turn']}, {blame['kind']}: {quote}")
         say(f"    {meaning(blame['kind'])}{'; ' + blame['note'] if blame.get('note') else ''} (by {blame['by']})")
     if len(shown) > arguments.show:
         say(f"{len(shown) - arguments.show} more; --show {len(shown)} prints all")
     if arguments.output is not None:
         write_trajectories(arguments.output, marked)
-    say(f"{len(marked)} dialogues, {sum(one.success for one in marked)} successes; {blame_line(marked)}")
+    unknown = sum(one.termination == "unknown" for one in marked)
+    ends = f", {unknown} of which the log does not say how they ended and that nobody is blamed for" if unknown else ""
+    say(f"{len(marked)} dialogues, {sum(one.success for one in marked)} successes{ends}; {blame_line(marked)}")
     if referee.config.endpoint is not None:
         say(f"referee: {referee.usage.line()}")
     return 0

@@ -70,6 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments)
     _refuse_live_parts(recipe)
+    if not arguments.recipe and any(
+        spec.name == "knowledge_base" and "file" not in spec.options for spec in recipe.evaluators
+    ):
+        say(
+            "note: knowledge_base knows taking orders alone unless told otherwise; "
+            "--set evaluators.knowledge_base.file=FILE names other knowledge (docs/evaluators.md says how to write it)"
+        )
     scorer = compose.scorer(recipe)
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
     for gate in scorer.gates().values():
@@ -86,6 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
     _score(one, scorer, annotations, reader)
     for line in reader.lines():
         say(line)
+    if not reader.trajectories:
+        if not arguments.resume:
+            score_runs.discard(one)
+        raise ConfigError(
+            "no dialogue could be read, so nothing was scored; `slea list log_format` has the formats that are known, "
+            "docs/logs.md says what each looks like, --format NAME forces one"
+        )
     one = _finish(one, crediting, scorer, annotations, unasked=arguments.credit is None)
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):

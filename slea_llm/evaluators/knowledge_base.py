@@ -70,7 +70,14 @@ class KnowledgeBase:
         Raises ConfigError that names the pattern and the fault, and what loading an encoder raises.
         """
         self.config = config
-        path = Path(config.file) if Path(config.file).is_file() else assets.find("data", config.file)
+        path = Path(config.file)
+        if not path.is_file():
+            if path.parts[:1] != ("knowledge",):
+                raise ConfigError(
+                    f"knowledge file {config.file} is not there; give the path of your own, or a file of the package "
+                    "such as knowledge/order.yaml"
+                )
+            path = assets.find("data", config.file)
         content = path.read_bytes()
         self._knowledge = read_knowledge(config.file, content)
         self._words = read_words()

@@ -83,8 +83,9 @@ class LogReader:
         if self.fault_count > SHOWN_FAULTS:
             yield f"  and {self.fault_count - SHOWN_FAULTS} more that were not read"
         if self.passed_over:
-            yield f"  no logs by their names, passed over: {', '.join(self.passed_over[:SHOWN_FAULTS])}" + (
-                f" and {len(self.passed_over) - SHOWN_FAULTS} more" if len(self.passed_over) > SHOWN_FAULTS else ""
+            names, more = ", ".join(self.passed_over[:SHOWN_FAULTS]), len(self.passed_over) - SHOWN_FAULTS
+            yield f"  no logs by their names, or results of scoring, passed over: {names}" + (
+                f" and {more} more" if more > 0 else ""
             )
         if self.repeated_ids:
             yield f"  {self.repeated_ids} trajectories had an id that was met before; theirs end in # and a number"

@@ -26,6 +26,7 @@ Form = Literal["lines", "document", "text", "zip", "empty"]
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+_RUN = re.compile(r"(run-\d{4,})\.(?:json|scores\.jsonl|credit\.jsonl)")
 _SURE_OBJECT = re.compile(rb'\{\s*(?:"|\})|\[')
 
 
@@ -136,6 +137,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The files to read (the path itself, or those in the folder by their suffix) and those passed over, sorted.
 
+    Results of `slea score` in folders below are passed over: they hold the dialogues of logs that are read beside them.
     Hidden files are passed over unmentioned. Raises StorageError when there is no such path.
     """
     if not path.exists():
@@ -144,8 +146,20 @@ def find_files(path: Path) -> tuple[list[Path], list[Path]]:
         return [path], []
     below = path.rglob("*")
     files = sorted(one for one in below if one.is_file() and not _hidden(one.relative_to(path)))
-    taken = [one for one in files if plain_suffix(one) in SUFFIXES]
-    return taken, [one for one in files if plain_suffix(one) not in SUFFIXES]
+    taken = [one for one in files if plain_suffix(one) in SUFFIXES and not (one.parent != path and _of_results(one))]
+    return taken, [one for one in files if one not in set(taken)]
+
+
+def _of_results(file: Path) -> bool:
+    """Whether a file belongs to a run in a folder of results: by its name, and by the card of that run."""
+    match = _RUN.fullmatch(file.name)
+    if match is None:
+        return False
+    try:
+        with file.with_name(f"{match[1]}.json").open("rb") as card:
+            return card.read(64).startswith(b'{\n  "format": "slea.score_run"')
+    except OSError:
+        return False
 
 
 def _hidden(path: Path) -> bool:

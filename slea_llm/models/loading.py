@@ -119,6 +119,12 @@ def _refuse_remote_code(settings: ModelSettings) -> None:
     try:
         config, _ = PreTrainedConfig.get_config_dict(settings.base, revision=settings.revision)
     except (OSError, ValueError) as error:
+        if not Path(settings.base).exists():
+            raise ConfigError(
+                f"model.base {settings.base!r} is no folder here, and no model of that name could be fetched from the "
+                "hub. Where a recipe has a `warm_start`, `slea warm-start RECIPE` makes its base first; else name a "
+                "folder or a hub name"
+            ) from error
         raise ConfigError(f"{settings.base!r} holds no readable model configuration: {error}") from error
     tokenizer: dict[str, Any] = get_tokenizer_config(settings.base, revision=settings.revision)
     for file, content in (("config.json", config), ("tokenizer_config.json", tokenizer)):

@@ -6,9 +6,10 @@ import difflib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from slea_llm.errors import ConfigError, EpisodeError, nearest
+from slea_llm.errors import ConfigError, EpisodeError, StorageError, nearest
 from slea_llm.models.thoughts import without_thoughts
 from slea_llm.storage import log_kind, read_scored, read_trajectories
 from slea_llm.types import Message, Task, Trajectory, UserReply
@@ -68,10 +69,17 @@ class RecordedUser:
                     f"off_path {self.off_path!r} is not one of {', '.join(OFF_PATH)}{nearest(self.off_path, OFF_PATH)}"
                 )
 
-    def __init__(self, config: Config) -> None:
-        """Read the log. Raises ConfigError without one, StorageError for one that cannot be read."""
+    @classmethod
+    def preflight(cls, config: Config) -> None:
+        """Raises ConfigError when no log is named, StorageError when it is no file."""
         if not config.log:
             raise ConfigError("user 'recorded' needs the log that it replays: log: <file that slea rollout wrote>")
+        if not Path(config.log).is_file():
+            raise StorageError(f"user 'recorded': log {config.log} is no file")
+
+    def __init__(self, config: Config) -> None:
+        """Read the log. Raises ConfigError without one, StorageError for one that cannot be read."""
+        self.preflight(config)
         self.config = config
         self._records: dict[str, list[_Record]] = {}
         for trajectory in _read(config.log):

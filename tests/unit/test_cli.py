@@ -72,3 +72,28 @@ def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> No
 def test_options_may_stand_between_recipe_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(find("recipes", "order_taking_tiny.yaml")), "--gpus", "0", "trainer.epochs=3"]) == 0
     assert "3 epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "evaluate"])
+def test_only_the_recipe_is_required(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command])
+    assert capsys.readouterr().err.endswith("the following arguments are required: recipe\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "{recipe}", "evaluators=[rules]"], "evaluators.0: a component is a mapping: write {name: rules}"),
+        (["plan", "{recipe}", "user.name=recorded"], "user 'recorded' needs the log that it replays"),
+        (["plan", "{recipe}", "user={name: recorded, log: none.jsonl}"], "log none.jsonl is no file"),
+        (["evaluate", "{recipe}", "model.base=/no/base"], "`slea warm-start RECIPE` makes its base first"),
+        (["export", "/no/run"], "/no/run is no output folder of `slea train`"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_to_do(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(find("recipes", "order_taking_tiny.yaml"))
+    assert main([word.format(recipe=recipe) if word == "{recipe}" else word for word in words]) == 2
+    assert said in capsys.readouterr().err

@@ -100,3 +100,15 @@ def test_blanks_before_a_step_do_not_count_and_lost_text_is_an_error() -> None:
     coverage = Coverage(["tagged"])
     with pytest.raises(ValueError, match="do not rebuild turn 0"):
         coverage.add(turn, {"tagged": steps[:1]})
+
+
+def test_an_empty_file_among_others_is_named_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "text.txt").write_text("First, ask for the size. Then ask for the day.")
+    assert main(["parse", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "empty.json: is empty" in said.err
+    assert "1 turns" in said.out
+    assert main(["parse", str(tmp_path / "none.json")]) == 2

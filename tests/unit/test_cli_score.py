@@ -44,6 +44,43 @@ def test_a_log_alone_gives_scores_a_summary_and_what_to_do_next(log: Path, capsy
     assert all(one.why_not is None for one in credit)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "a,b,c\n", '{"foo": 1}\n'])
+def test_a_log_without_a_dialogue_is_an_error_and_leaves_no_results(
+    content: str, tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(content)
+    assert main(["score", str(odd)]) == 2
+    assert "no dialogue could be read, so nothing was scored" in capsys.readouterr().err
+    assert not odd.with_name("odd.scores").exists()
+    results = log.with_name("mine.scores")
+    assert main(["score", str(log)]) == 0
+    assert main(["score", str(odd), "--output", str(results)]) == 2
+    assert [run.number for run in score_runs.runs(results)] == [1]
+
+
+def test_a_folder_of_logs_and_their_results_counts_every_dialogue_once(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", str(log)]) == 0
+    (log.parent / "own").mkdir()
+    (log.parent / "own" / "run-0007.json").write_text(json.dumps({"messages": [{"role": "user", "content": "Hi."}]}))
+    capsys.readouterr()
+    assert main(["convert", str(log.parent), "--to", "slea", "--output", str(log.parent / "all.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 files, 21 records, 21 trajectories")
+    assert "or results of scoring, passed over: " in said
+    assert "mine.scores/run-0001.scores.jsonl" in said
+
+
+def test_the_knowledge_that_comes_with_the_package_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log), "--evaluator", "knowledge_base"]) == 0
+    assert "note: knowledge_base knows taking orders alone" in capsys.readouterr().out
+    support = "evaluators.knowledge_base.file=knowledge/support.yaml"
+    assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", support]) == 0
+    assert "note: knowledge_base" not in capsys.readouterr().out
+
+
 def test_running_again_adds_a_run_and_changes_nothing(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(log)]) == 0
     results = log.with_name("mine.scores")

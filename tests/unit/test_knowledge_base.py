@@ -294,3 +294,8 @@ def test_faulty_settings_are_refused() -> None:
         KnowledgeBase.Config(default=2)
     with pytest.raises(ConfigError, match=r"there is no 'knowledge/ordr.yaml'.*order.yaml"):
         KnowledgeBase(dataclasses.replace(KnowledgeBase.Config(), file="knowledge/ordr.yaml"))
+
+
+def test_a_file_of_ones_own_that_is_not_there_is_looked_for_nowhere_else() -> None:
+    with pytest.raises(ConfigError, match=r"knowledge file mine.yaml is not there; give the path of your own"):
+        KnowledgeBase(KnowledgeBase.Config(file="mine.yaml"))

@@ -46,6 +46,31 @@ def test_a_planted_fault_is_the_users_and_its_words_are_quoted(number: int) -> N
     assert ruling.fault.quote
 
 
+def test_a_stop_signal_that_ends_the_dialogue_was_heard_by_nobody() -> None:
+    lines = ("Two ham pizzas.", "Where to?", "14 Mill Street, 18:45.", "Two ham pizzas, done.")
+    for last in ("###STOP###", "I really appreciate your help. Thank you. ###STOP###"):
+        ended = REFEREE.judge(spoken("a", PIZZA, (*lines, last), ending="failure"))
+        assert (ended.party, [one.kind for one in ended.noted]) == ("agent", [])
+    heard = REFEREE.judge(spoken("b", PIZZA, (*lines, "###STOP###", "Pardon?", "Bye."), ending="failure"))
+    assert (heard.party, heard.fault and heard.fault.kind) == ("user", "stop_signal")
+
+
+def test_the_command_prints_blame_without_words_and_says_which_ends_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, empty = tmp_path / "log.jsonl", tmp_path / "empty.jsonl"
+    call = '<tool_call>{"name": "place_order", "arguments": {}}</tool_call>'
+    silent = spoken("silent", PIZZA, ("Two ham pizzas.", call), ending="failure")
+    write_trajectories(log, [silent, spoken("open", PIZZA, ("Two ham pizzas.", "Where to?"), ending="unknown")])
+    assert main(["referee", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert "silent (failure): agent, turn 0, fails: (no words)" in said
+    assert "2 dialogues, 0 successes, 1 of which the log does not say how they ended" in said
+    empty.touch()
+    assert main(["referee", str(empty)]) == 2
+    assert "holds no dialogue that could be read" in capsys.readouterr().err
+
+
 CLEAN = (
     (PIZZA, ("Hi.", "What would you like to eat?", "Two ham pizzas please.", "Where to?",
              "14 Mill St., at a quarter to 7.", "Two ham pizzas to 14 Mill Street at 18:45, correct?",
