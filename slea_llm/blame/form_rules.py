@@ -79,7 +79,7 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
         yield of_user("role_flip", line, found)
     for kind, quote in (
         ("control_tokens", _first(_CONTROL, text)),
-        ("stop_signal", _stop_signal(line, seen) or cue("stop_signal", plain)),
+        ("stop_signal", _stop_signal(line, plain, seen)),
         ("structured", cue("structured", plain)),
         ("reasons_aloud", cue("reasons_aloud", plain)),
         ("tampers", cue("tampers", plain)),
@@ -105,14 +105,16 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
     return found[0] if found else ""
 
 
-def _stop_signal(line: Line, seen: View) -> str:
+def _stop_signal(line: Line, plain: str, seen: View) -> str:
     """A stop signal that somebody heard; empty for none, and for one that only ends the dialogue.
 
     Logs of tau-bench and its kin keep `###STOP###` in the user's last line, after which no agent is asked any more.
     With an answer beside it the user left before the agent could act on that, which is a fault.
     """
     found = _first(_SIGNAL, line.text) or _first(_BARE_SIGNAL, line.text)
-    if not found or line.turn < len(seen.trajectory.turns):
+    if not found:
+        return cue("stop_signal", plain)
+    if line.turn < len(seen.trajectory.turns):
         return found
     said = [part for part in re.split(r"[.!?。！？\n]+", line.text.replace(found, "")) if re.search(r"\w", part)]
     return found if said and not speech.is_farewell(said[-1]) else ""
