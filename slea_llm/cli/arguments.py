@@ -27,7 +27,13 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def prepare_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
-    """Make sure that an output folder is new; an existing one is moved aside with `fresh`, never overwritten.
+    """Make an output folder that is new, as `clear_folder` has it."""
+    clear_folder(folder, fresh=fresh, resume=resume)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def clear_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
+    """Make sure that nothing is in the way; an existing folder is moved aside with `fresh`, never overwritten.
 
     The logs of commands that only play make no run. Raises ConfigError when the folder holds something else and neither
     `fresh` nor `resume` was given.
@@ -42,4 +48,3 @@ def prepare_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
         while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
         folder.rename(aside)
-    folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
+from slea_llm.cli.arguments import add_recipe, clear_folder, prepare_folder, read_recipe
 from slea_llm.cli.output import say
 from slea_llm.config import Recipe
 from slea_llm.errors import ConfigError
@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     from slea_llm.warm_start import warm_start
 
     output = Path(warm.output)
-    prepare_folder(output, fresh=arguments.fresh)
+    clear_folder(output, fresh=arguments.fresh)  # made when it is whole
+    output.parent.mkdir(parents=True, exist_ok=True)
     environment, user = compose.environment(recipe), compose.user(recipe)
     scratch = output.with_name(f"{output.name}-untrained")
     with quiet_third_parties(scratch.with_name(f"{output.name}.log")):
