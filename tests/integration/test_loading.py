@@ -81,7 +81,7 @@ def test_a_folder_without_weights_or_without_a_model_is_said_so(folder: Path, tm
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"no \*\.safetensors file"):
         load_base(ModelSettings(base=str(folder)))
-    with pytest.raises(ConfigError, match="no readable model configuration"):
+    with pytest.raises(ConfigError, match="is no folder here, and no model of that name could be fetched"):
         load_base(ModelSettings(base=str(tmp_path / "nowhere")))
 
 
