@@ -22,6 +22,8 @@ from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict
 from tests.support.components import build, continuations, fitted_folder, orders
 
+pytestmark = pytest.mark.integration
+
 
 class Says:
     """Scores step i with the i-th number; None leaves it unscored."""

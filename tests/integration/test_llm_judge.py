@@ -25,6 +25,8 @@ from slea_llm.types import ScoredStep
 from tests.support.chat_server import Asked, ChatServer, Reply, completion, serving
 from tests.support.timeouts import ALL_FINE, ASKS_FOR_DETAIL, GENERIC_CHECK, LOG, RESTART, dialogue
 
+pytestmark = pytest.mark.integration
+
 PARSER = TaggedParser(TaggedParser.Config())
 
 

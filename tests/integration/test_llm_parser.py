@@ -21,6 +21,8 @@ from slea_llm.types import Message, Step, TokenSpan, Trajectory, Turn
 from tests.strategies import tagged_texts
 from tests.support.chat_server import Asked, ChatServer, Reply, completion, serving
 
+pytestmark = pytest.mark.integration
+
 REPLY = "I understand that this is annoying. What are your travel dates and your budget? I can offer two hotels then."
 CUTS = ["I understand that", "What are your", "I can offer"]
 KINDS = ["soothes", "asks_information", "proposes"]

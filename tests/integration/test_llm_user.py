@@ -25,6 +25,8 @@ from slea_llm.users import speech
 from slea_llm.users.llm import LlmSession, LlmUser
 from tests.support.chat_server import Asked, ChatServer, Reply, closed_port, completion, serving
 
+pytestmark = pytest.mark.integration
+
 STOP = "###STOP###"
 TASK = Task(id="t", seed=3, goal={"user": {"story": "You want your 2 tickets to Rome cancelled."}})
 OPENING = Reply(body=completion("I need help with my tickets."))

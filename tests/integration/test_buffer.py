@@ -23,6 +23,8 @@ from tests.support import replay
 from tests.support.experience import on_ranks
 from tests.support.replay import credited, ids, one, several
 
+pytestmark = pytest.mark.integration
+
 Make = Callable[..., ReplayBuffer]
 
 
