@@ -33,7 +33,7 @@ _NUMBERS: Mapping[str, int] = {
     "couple of": 2,
     "a dozen": 12,
 }
-_ZH_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate("零一二三四五六七八九")} | {
+CHINESE_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate("零一二三四五六七八九")} | {
     "两": 2,
     "俩": 2,
 }
@@ -121,8 +121,8 @@ def _number(words: str) -> int:
 def _zh_number(text: str) -> int:
     tens, ten, ones = text.partition("十")
     if not ten:
-        return _ZH_DIGITS[text]
-    return 10 * (_ZH_DIGITS[tens] if tens else 1) + (_ZH_DIGITS[ones] if ones else 0)
+        return CHINESE_DIGITS[text]
+    return 10 * (CHINESE_DIGITS[tens] if tens else 1) + (CHINESE_DIGITS[ones] if ones else 0)
 
 
 def _clock(match: re.Match[str]) -> str:
@@ -318,8 +318,8 @@ class Wanted:
 
 def _digits(text: str) -> str | None:
     plain = normal(text).strip()
-    if plain in _ZH_DIGITS:
-        return str(_ZH_DIGITS[plain])
+    if plain in CHINESE_DIGITS:
+        return str(CHINESE_DIGITS[plain])
     return plain if plain.isdigit() and len(plain) <= 3 else None
 
 

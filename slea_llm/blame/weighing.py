@@ -1,0 +1,64 @@
+"""How likely it is that a failure was the user's fault, from all that is seen, with learnt weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+
+from slea_llm import assets
+from slea_llm.blame.evidence import Evidence, evidence
+from slea_llm.blame.faults import Fault
+from slea_llm.blame.view import View
+
+CAP = 4.0
+"""A piece of evidence counts at most so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A logistic regression: `bias` and a weight for each feature; others count nothing."""
+
+    bias: float
+    weights: Mapping[str, float]
+
+    def chance(self, values: Mapping[str, float]) -> float:
+        """The probability that the user is to blame, for features of `features`."""
+        total = self.bias + sum(self.weights.get(name, 0.0) * value for name, value in values.items())
+        return 1.0 / (1.0 + math.exp(-max(-60.0, min(60.0, total))))
+
+
+@cache
+def shipped() -> Weights:
+    """`data/referee/weights.yaml`."""
+    value = yaml.safe_load(assets.find("data", "referee/weights.yaml").read_text(encoding="utf-8"))
+    return Weights(bias=float(value["bias"]), weights={str(k): float(v) for k, v in value["weights"].items()})
+
+
+def features(seen: View, faults: Sequence[Fault], found: Sequence[Evidence]) -> dict[str, float]:
+    """Name -> strength: the evidence, summed by name up to `CAP`, and the rules' faults by kind and weight."""
+    values: dict[str, float] = {}
+    for one in found:
+        values[one.name] = min(values.get(one.name, 0.0) + one.strength, CAP)
+    for fault in faults:
+        if fault.party == "user" and fault.weight in ("serious", "suspect"):
+            values[f"{fault.weight}:{fault.kind}"] = 1.0
+            if fault.weight == "serious":
+                values["any_serious"] = 1.0
+    if seen.left:
+        values["user_left"] = 1.0
+    if "content_at_end" in values:
+        for name in ("untold", "accepts_other", "untold_asked"):
+            if name in values:
+                values[f"content_at_end*{name}"] = 1.0
+    if "never_objects" in values:
+        for name in ("untold", "accepts_other", "untold_asked"):
+            if name in values:
+                values[f"never_objects*{name}"] = 1.0
+    return values
+
+
+__all__ = ["CAP", "Weights", "evidence", "features", "shipped"]
