@@ -72,6 +72,55 @@ class Exchange:
         return bool(cue("denies", plain) or cue("objects", plain) or cue("complains_of", plain))
 
     @cached_property
+    def news(self) -> frozenset[str]:
+        """Pieces of the agent's line that neither the goal nor anybody before has."""
+        known = _goal(self.seen)
+        for one in (*self.before, *self.heard):
+            known |= pieces(one.text)
+        return pieces(self.agent.text) - known
+
+    @cached_property
+    def lost(self) -> tuple[Wanted, ...]:
+        """Slots that the user had told and that are missing where the agent sums up or reports."""
+        if not (cue("confirms", self.agent.plain) or cue("reports_done", self.agent.plain)):
+            return ()
+        return tuple(
+            slot
+            for slot in self.seen.wanted
+            if not tells(slot, self.agent.text) and any(tells(slot, one.text) for one in self.before)
+        )
+
+    @cached_property
+    def asks_told(self) -> bool:
+        """Whether the agent asks for nothing but what it was told."""
+        asked = [slot for slot in self.asked if not tells(slot, self.agent.text)]
+        return bool(asked) and all(any(tells(slot, one.text) for one in self.before) for slot in asked)
+
+    @cached_property
+    def repeated(self) -> bool:
+        return any(overlap(self.agent.text, one.text) >= ALIKE for one in self.heard if pieces(one.text))
+
+    @cached_property
+    def agent_errs(self) -> bool:
+        """Whether the agent gave a reason to object."""
+        plain = self.agent.plain
+        return (
+            bool(self.lost and self.news)
+            or self.asks_told
+            or self.repeated
+            or not re.search(r"\w", plain)
+            or bool(cue("placeholder", plain))
+        )
+
+    @cached_property
+    def says_new(self) -> bool:
+        """Whether the user tells a slot for the first time."""
+        return any(
+            tells(slot, self.line.text) and not any(tells(slot, one.text) for one in self.before)
+            for slot in self.seen.wanted
+        )
+
+    @cached_property
     def accepts(self) -> bool:
         plain = self.line.plain
         return bool(cue("affirms", plain) or cue("accepts", plain)) and not self.objects and "?" not in plain
@@ -102,8 +151,17 @@ def _shares_name(part: str, slot: Wanted) -> bool:
     return bool(pieces(slot.slot.replace("_", " ")) & pieces(part))
 
 
+def _goal(seen: View) -> frozenset[str]:
+    known: set[str] = set()
+    for slot in seen.wanted:
+        known |= pieces(slot.slot.replace("_", " "))
+        for text in slot.texts:
+            known |= pieces(text)
+    return frozenset(known)
+
+
 def evidence(seen: View) -> list[Evidence]:
-    """All that is seen in a dialogue with a goal."""
+    """All that is seen in a dialogue."""
     turns = exchanges(seen)
     found = list(_of_agent(seen, turns))
     if turns:
@@ -115,15 +173,41 @@ def evidence(seen: View) -> list[Evidence]:
 
 def _of_answers(turns: list[Exchange]) -> Iterator[Evidence]:
     """Questions without an answer."""
+    goal = _goal(turns[0].seen)
     for turn in turns:
+        plain = turn.line.plain
+        mine, theirs = pieces(turn.line.text), pieces(turn.agent.text)
         if turn.open:
-            yield Evidence(name="unanswered", line=turn.line, kind="withholds", note=f"asked for {turn.open[0].slot}")
+            note = f"asked for {turn.open[0].slot}"
+            yield Evidence(name="unanswered", line=turn.line, kind="withholds", note=note)
+            if not turn.says_new:
+                yield Evidence(name="tells_nothing", line=turn.line, kind="withholds", note=note)
             if turn.again:
-                yield Evidence(name="tells_other", line=turn.line, kind="withholds")
-            if cue("refuses", turn.line.plain) or cue("denies", turn.line.plain):
-                yield Evidence(name="no_to_open", line=turn.line, kind="refuses")
-        elif turn.asks and not turn.asked and cue("refuses", turn.line.plain):
+                yield Evidence(name="tells_other", line=turn.line, kind="withholds", note=note)
+            if cue("refuses", plain) or turn.objects:
+                yield Evidence(name="objects_open", line=turn.line, kind="refuses", note=note)
+            if cue("false_reference", plain) or cue("already", plain):
+                yield Evidence(name="already_open", line=turn.line, kind="false_reference", note=note)
+        elif turn.asks and not turn.asked and cue("refuses", plain):
             yield Evidence(name="refuses_else", line=turn.line)
+        if not turn.asks or turn.agent_errs:
+            continue
+        note = f"asked: {turn.agent.text[:120]}"
+        if len(mine) >= 2 and not mine & (theirs | goal) and not turn.accepts and "?" not in plain:
+            yield Evidence(name="evades", line=turn.line, kind="withholds", note=note)
+        if any(overlap(turn.line.text, one.text) >= 0.5 for one in turn.before if len(pieces(one.text)) >= 2):
+            yield Evidence(name="says_again", line=turn.line, kind="repeats", note=note)
+        if cue("thanks", plain) and not cue("confirms", turn.agent.plain) and not turn.says_new:
+            yield Evidence(name="thanks_for_question", line=turn.line, kind="claims_success", note=note)
+        if speech.is_farewell(turn.line.text) and not turn.says_new:
+            yield Evidence(name="farewell_to_question", line=turn.line, kind="stops_early", note=note)
+        if not turn.says_new and any(overlap(turn.line.text, part) >= 0.6 for part in _SENTENCE.findall(turn.agent.text)):
+            yield Evidence(name="gives_back", line=turn.line, kind="echoes", note=note)
+
+
+def is_specific(slot: Wanted) -> bool:
+    """Whether a value has no other words: a number, a name, a time."""
+    return bool(slot.facts) or any(re.search(r"\d|\b[A-Z]", text) for text in slot.texts)
 
 
 def _of_told(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
@@ -133,128 +217,124 @@ def _of_told(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
     if last is None or not values:
         return
     taken = [turn.agent.text for turn in turns if turn.accepts]
+    whole = " ".join(one.text for one in seen.user_lines)
     untold = [
         slot
         for slot in values
         if not any(tells(slot, one.text) for one in seen.user_lines)
         and not any(tells(slot, text) for text in taken)
-        and not _in_pieces(slot, seen)
+        and holds(slot, whole) < 0.75
     ]
-    if untold:
-        note = f"never told {', '.join(slot.slot for slot in untold)}"
-        yield Evidence(name="untold_share", line=last, strength=len(untold) / len(values), kind="withholds", note=note)
-        yield Evidence(name="untold", line=last, kind="withholds", note=note)
-        asked = [slot for slot in untold if any(slot in turn.asked for turn in turns)]
-        if asked:
-            first = next(turn for turn in turns if asked[0] in turn.asked)
-            yield Evidence(
-                name="untold_asked",
-                line=first.line,
-                strength=min(len(asked), 2),
-                kind="withholds",
-                note=f"asked for {asked[0].slot}, never told",
-            )
-        if turns and turns[-1].accepts or (not turns or seen.user_lines[-1] is not turns[-1].line):
-            yield Evidence(name="untold_content", line=last, kind="contradicts_goal", note=note)
-
-
-def _in_pieces(slot: Wanted, seen: View) -> bool:
-    text = " ".join(one.text for one in seen.user_lines)
-    return holds(slot, text) >= 0.75
+    if not untold:
+        return
+    note = f"never told {', '.join(slot.slot for slot in untold)}"
+    yield Evidence(name="untold_share", line=last, strength=len(untold) / len(values), kind="withholds", note=note)
+    sure = [slot for slot in untold if is_specific(slot)]
+    if sure:
+        yield Evidence(name="untold_specific", line=last, kind="withholds", note=note)
+    if len(sure) < len(untold):
+        yield Evidence(name="untold_vague", line=last, kind="withholds", note=note)
+    asked = [slot for slot in untold if any(slot in turn.asked for turn in turns)]
+    if asked:
+        first = next(turn for turn in turns if asked[0] in turn.asked)
+        note = f"asked for {asked[0].slot}, never told"
+        yield Evidence(name="untold_asked", line=first.line, kind="withholds", note=note)
+        if is_specific(asked[0]):
+            yield Evidence(name="untold_asked_specific", line=first.line, kind="withholds", note=note)
 
 
 def _of_summaries(turns: list[Exchange]) -> Iterator[Evidence]:
     """What the agent says is ordered, against what was told."""
     for turn in turns:
-        told = [slot for slot in turn.seen.wanted if slot.wants is None]
         here = turn.agent.text
-        named = [slot for slot in told if tells(slot, here)]
-        missing = [slot for slot in told if not tells(slot, here)]
-        known = set().union(*(pieces(text) for slot in told for text in slot.texts)) if told else set()
-        for one in (*turn.before, *turn.heard):
-            known |= pieces(one.text)
-        new = pieces(here) - known
-        numbers = {piece for piece in new if piece.isdigit() and len(piece) <= 6}
-        sums = bool(cue("confirms", turn.agent.plain)) or cue("reports_done", turn.agent.plain)
-        if not sums:
+        values = [slot for slot in turn.seen.wanted if slot.wants is None]
+        asks = bool(cue("confirms", turn.agent.plain))
+        if not (asks or cue("reports_done", turn.agent.plain)):
             continue
-        was_told = [slot for slot in missing if any(tells(slot, one.text) for one in turn.before)]
+        named = [slot for slot in values if tells(slot, here)]
+        missing = [slot for slot in values if not tells(slot, here)]
+        numbers = {piece for piece in turn.news if piece.isdigit() and len(piece) <= 6}
         mended = any(tells(slot, turn.line.text) for slot in missing)
-        if named and missing and new:
-            if turn.accepts and not mended:
-                yield Evidence(name="accepts_other", line=turn.line, kind="wrong_agreement", note=here[:120])
-                if numbers:
-                    yield Evidence(name="accepts_number", line=turn.line, kind="wrong_agreement", note=here[:120])
-                if was_told and len(named) >= len(missing):
-                    yield Evidence(name="accepts_against_told", line=turn.line, kind="wrong_agreement", note=here[:120])
-        if was_told and new and not turn.accepts:
+        note = f"the agent said: {here[:120]}"
+        if missing and turn.news and turn.accepts and not mended:
+            for name, holds_here in (
+                ("accepts_other", asks),
+                ("accepts_report", not asks),
+                ("accepts_number", asks and bool(numbers)),
+                ("accepts_lost", asks and bool(turn.lost)),
+                ("accepts_one_lost", asks and len(turn.lost) == 1 and len(named) >= 2),
+                ("accepts_lost_report", not asks and bool(turn.lost)),
+                ("accepts_one_missing", asks and len(missing) == 1 and len(named) >= 2),
+            ):
+                if holds_here:
+                    yield Evidence(name=name, line=turn.line, kind="wrong_agreement", note=note)
+        if turn.lost and turn.news and not turn.accepts:
             yield Evidence(name="agent_deviates", line=turn.agent)
-        if was_told and mended:
+        if turn.lost and mended:
             yield Evidence(name="user_mends", line=turn.line)
 
 
 def _of_attitude(turns: list[Exchange]) -> Iterator[Evidence]:
-    """Whether the user objects or is content."""
+    """Whether the user objects, with or without a reason, or is content."""
     for turn in turns:
-        if turn.objects:
-            yield Evidence(name="objects", line=turn.line)
-            if turn.again and not turn.open:
-                yield Evidence(name="objects_retelling", line=turn.line)
+        if turn.objects and turn.agent_errs:
+            yield Evidence(name="objects_rightly", line=turn.line)
+        elif turn.objects:
+            yield Evidence(name="objects_idly", line=turn.line, kind="wrong_denial")
         if turn.again and not turn.open and not all(tells(slot, turn.agent.text) for slot in turn.again):
             yield Evidence(name="retells", line=turn.line)
     last = turns[-1]
     if last.accepts:
-        yield Evidence(name="content_at_end", line=last.line)
+        yield Evidence(name="content_at_end", line=last.line, kind="contradicts_goal")
     if not any(turn.objects for turn in turns):
-        yield Evidence(name="never_objects", line=last.line)
-    if last.objects:
-        yield Evidence(name="objects_at_end", line=last.line)
+        yield Evidence(name="never_objects", line=last.line, kind="contradicts_goal")
 
 
 def _of_flips(turns: list[Exchange]) -> Iterator[Evidence]:
     """Values that the user drops and takes up again although the agent had followed."""
-    said = [pieces(turn.before[-1].text) if turn.before else frozenset() for turn in turns]
-    for number, turn in enumerate(turns):
-        now, heard, last = pieces(turn.line.text), pieces(turn.agent.text), said[number]
+    count = 0
+    for turn in turns:
+        if not turn.before:
+            continue
+        now, heard, last = pieces(turn.line.text), pieces(turn.agent.text), pieces(turn.before[-1].text)
         earlier: set[str] = set()
         for one in turn.before[:-1]:
             earlier |= pieces(one.text)
-        for one in turn.heard:
-            earlier |= pieces(one.text)
-        back = (now - heard - last) & earlier
-        if back and last & heard:
-            yield Evidence(
-                name="turns_back", line=turn.line, kind="changes_goal", note=f"the agent had followed: {turn.agent.text[:80]}"
-            )
-        fresh = now - heard - last - earlier
-        if fresh and last & heard and not turn.open and turn.seen.wanted and cue("confirms", turn.agent.plain):
-            yield Evidence(name="turns_away", line=turn.line, kind="changes_goal")
+        followed = bool(last & heard) and not (last - heard) & now
+        note = f"the agent had followed: {turn.agent.text[:120]}"
+        if (now - heard - last) & earlier and followed:
+            count += 1
+            yield Evidence(name="turns_back", line=turn.line, kind="changes_goal", note=note)
+            if count in (2, 3):
+                yield Evidence(name=f"turns_back_{count}", line=turn.line, kind="changes_goal", note=note)
+        if followed and not turn.open and turn.seen.wanted and cue("confirms", turn.agent.plain):
+            if now - heard - last - earlier:
+                yield Evidence(name="turns_away", line=turn.line, kind="changes_goal", note=note)
 
 
 def _of_news(turns: list[Exchange]) -> Iterator[Evidence]:
     """What the user brings in that neither its goal nor the agent has."""
-    goal: set[str] = set()
-    for slot in turns[0].seen.wanted:
-        goal |= pieces(slot.slot)
-        for text in slot.texts:
-            goal |= pieces(text)
+    goal = _goal(turns[0].seen)
     brought: set[str] = set()
-    for number, turn in enumerate(turns):
-        heard: set[str] = set()
-        for one in (turn.agent, *turn.heard, *turn.before):
+    for turn in turns:
+        heard = set(pieces(turn.agent.text))
+        for one in (*turn.heard, *turn.before):
             heard |= pieces(one.text)
-        refused = pieces(turn.agent.text) & brought
+        mine, theirs = pieces(turn.line.text), pieces(turn.agent.text)
         no = bool(cue("not_done", turn.agent.plain) or cue("cannot", turn.agent.plain))
-        if refused and no:
-            yield Evidence(name="asked_impossible", line=turn.line, kind="invents", note=turn.agent.text[:120])
-            if turn.objects or pieces(turn.line.text) & brought:
-                yield Evidence(name="insists", line=turn.line, kind="invents", note=turn.agent.text[:120])
-        new = {piece for piece in pieces(turn.line.text) - goal - heard if not cue("plain_words", piece)}
+        note = f"the agent had said: {turn.agent.text[:120]}"
+        if theirs & brought and no:
+            yield Evidence(name="asked_impossible", line=turn.line, kind="invents", note=note)
+            if turn.objects or mine & brought:
+                yield Evidence(name="insists", line=turn.line, kind="invents", note=note)
+        if mine & brought and turn.asks and not turn.agent_errs:
+            yield Evidence(name="insists_again", line=turn.line, kind="invents", note=note)
+        new = {piece for piece in mine - goal - heard if not cue("plain_words", piece)}
         if len(new) >= 2:
-            yield Evidence(name="news", line=turn.line, kind="invents", strength=1.0)
+            yield Evidence(name="news", line=turn.line, kind="invents")
+            if not turn.agent_errs and not turn.open:
+                yield Evidence(name="news_unasked", line=turn.line, kind="invents")
             brought |= new
-            if turn.open and not pieces(turn.line.text) & (goal | pieces(turn.agent.text)):
-                yield Evidence(name="off_topic", line=turn.line, kind="withholds", note=f"asked: {turn.agent.text[:120]}")
 
 
 def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
@@ -272,24 +352,11 @@ def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
         if cue("tool_failed", line.plain):
             yield Evidence(name="agent_broken", line=line)
     for turn in turns:
-        asked = [slot for slot in turn.asked if not tells(slot, turn.agent.text)]
-        if asked and all(any(tells(slot, one.text) for one in turn.before) for slot in asked):
+        if turn.asks_told:
             yield Evidence(name="agent_asks_told", line=turn.agent)
+        if not turn.asks and not turn.accepts and not cue("reports_done", turn.agent.plain):
+            yield Evidence(name="agent_neither", line=turn.agent)
     if agent and turns:
         last = agent[-1]
         if not cue("asks", last.plain) and turns[-1].objects:
             yield Evidence(name="agent_closes_on_objection", line=last)
-        if cue("reports_done", last.plain) and not cue("not_done", last.plain):
-            yield Evidence(name="agent_ends_done", line=last)
-        if last is seen.lines[-1]:
-            yield Evidence(name="agent_has_last_word", line=last)
-
-
-def is_farewell(text: str) -> bool:
-    """Whether a text only takes leave."""
-    return speech.is_farewell(text)
-
-
-def spelled_of(text: str) -> str:
-    """The text by which lines are compared."""
-    return spelled(text)

@@ -38,8 +38,8 @@ CHINESE_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate(
     "俩": 2,
 }
 _WORD_NUMBER = re.compile(
-    rf"\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b"
-    rf"(?:[- ](?:{'|'.join(_ONES[1:10])})\b)?"
+    rf"\b(?:{'|'.join(_TENS)})[- ](?:{'|'.join(_ONES[1:10])})\b"
+    rf"|\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b"
 )
 _ZH_NUMBER = re.compile(
     r"(?:[一二两三四五六七八九]?十[一二三四五六七八九]?|[一二两俩三四五六七八九])(?=[份人晚天个位张间点碗盘客套日号月杯块元])"

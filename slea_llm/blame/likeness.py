@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from slea_llm.blame.facts import CHINESE_DIGITS, Wanted, normal
+from slea_llm.blame.facts import CHINESE_DIGITS, Wanted, facts, normal
 from slea_llm.blame.view import common_words
 from slea_llm.users import speech
 
@@ -41,6 +41,8 @@ _ORDINALS = {
 }
 _ORDINAL = re.compile(rf"\b(?:{'|'.join(_ORDINALS)})\b")
 _HUNDREDS = re.compile(r"\b(\d{1,3}) (hundred|thousand)\b")
+_DAYS = {name[:3]: name for name in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")}
+_DAY = re.compile(r"\b(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)\b")
 _SMALL_ZH = frozenset("我你您的了是要不吗呢啊吧请在就给把和有这那也都还个一")
 
 
@@ -71,6 +73,7 @@ def spelled(text: str) -> str:
     text = _ORDINAL.sub(lambda match: str(_ORDINALS[match[0]]), text)
     text = re.sub(r"\b(20|30) ([1-9])\b", lambda match: str(int(match[1]) + int(match[2])), text)
     text = _HUNDREDS.sub(lambda match: str(int(match[1]) * (100 if match[2] == "hundred" else 1000)), text)
+    text = _DAY.sub(lambda match: _DAYS[match[0][:3]], text)
     return re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
 
 
@@ -115,6 +118,8 @@ def holds(slot: Wanted, text: str) -> float:
 
 def _share(value: str, text: str) -> float:
     close = run_together(value)
+    if _near(value, text):
+        return 0.7
     if len(close) >= 3 and close in run_together(text):
         return 1.0
     mine, theirs = pieces(value), pieces(text)
@@ -129,6 +134,23 @@ def _share(value: str, text: str) -> float:
         signs = set(close) - _SMALL_ZH
         share = max(share, 0.8 * len(signs & set(spelled(text))) / max(len(signs), 1)) if len(signs) > 1 else share
     return share
+
+
+def _near(value: str, text: str) -> bool:
+    """Whether a text has a time by its hour alone, or a date by its day or as `7.15`."""
+    plain = spelled(text)
+    for fact in facts(value):
+        if fact.kind == "time":
+            hour, minute = fact.value.strip("~").split(":")
+            hours = {int(hour), int(hour) % 12 or 12}
+            tail = "" if minute == "00" else rf"[:.点]?{minute}"
+            if any(re.search(rf"(?<![\d.:]){one}(?::00)?{tail}(?![\d%])", plain) for one in hours):
+                return True
+        if fact.kind == "date" and "?" not in fact.value:
+            month, day = (int(part) for part in fact.value.split("-"))
+            if re.search(rf"(?<!\d)0?{month}[./-]0?{day}(?!\d)|(?<![\d月]){day}(?:[号日]|st\b|nd\b|rd\b|th\b)", plain):
+                return True
+    return False
 
 
 def tells(slot: Wanted, text: str) -> bool:

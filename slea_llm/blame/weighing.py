@@ -50,14 +50,10 @@ def features(seen: View, faults: Sequence[Fault], found: Sequence[Evidence]) -> 
                 values["any_serious"] = 1.0
     if seen.left:
         values["user_left"] = 1.0
-    if "content_at_end" in values:
-        for name in ("untold", "accepts_other", "untold_asked"):
-            if name in values:
-                values[f"content_at_end*{name}"] = 1.0
-    if "never_objects" in values:
-        for name in ("untold", "accepts_other", "untold_asked"):
-            if name in values:
-                values[f"never_objects*{name}"] = 1.0
+    for attitude in ("content_at_end", "never_objects"):
+        for name in ("untold_specific", "untold_vague", "accepts_other", "untold_asked", "accepts_lost"):
+            if attitude in values and name in values:
+                values[f"{attitude}*{name}"] = 1.0
     return values
 
 
