@@ -1,38 +1,145 @@
+"""Fits the weights by which the referee lays a failure to the user or the agent, and says how well they carry over.
+
+python benchmarks/fit_referee.py --planted FOLDER FOLDER ... [--human FOLDER] [--scripted N] [--out FILE]
+
+Each `--planted` folder is the work of one author, in the form of `benchmarks/referee.py`. The figure to believe is that of
+each folder by weights that were fitted without it. Dialogues between people, judged as failures, and failed dialogues of
+scripted users count as the agent's. Dialogues without a goal, and those that a decisive fault settles, are left out.
+"""
+
 from __future__ import annotations
-import argparse, sys, json
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from dataclasses import replace
+
 import numpy as np
+import yaml
+
 sys.path.insert(0, str(Path(__file__).parent))
-from referee import planted, human, scripted, dialogue
-from slea_llm.blame.view import view
-from slea_llm.blame.weighing import features
+from referee import dialogue, human, planted, scripted
+
 from slea_llm.blame.evidence import evidence
-from slea_llm.referee import find
+from slea_llm.blame.view import view
+from slea_llm.blame.weighing import Weights, features
+from slea_llm.referee import rule_faults
+from slea_llm.types import Trajectory
 
-def rows_of(trajs):
-    out=[]
-    for t,label,kind in trajs:
-        seen=view(t); faults=find(seen)
-        d=any(f.weight=='decisive' and f.party=='user' for f in faults)
-        out.append((features(seen,faults,evidence(seen)),label,kind,t.id,d))
-    return out
 
-def fail(t):
-    if t.success: 
-        return replace(t,termination='failure',outcome=0.0,task={**t.task,'ending':'failure'})
-    return t
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One failed dialogue: its features, whether the user is to blame, how much it counts in the fit."""
 
-def fit(rows,names,l2=1.0,weights=None):
-    X=np.array([[r[0].get(n,0.) for n in names] for r in rows]); y=np.array([r[1] for r in rows],float)
-    w=np.ones(len(y)) if weights is None else np.asarray(weights,float)
-    X1=np.hstack([X,np.ones((len(y),1))]); b=np.zeros(X1.shape[1]); reg=np.full(X1.shape[1],l2); reg[-1]=1e-6
-    for _ in range(60):
-        p=1/(1+np.exp(-np.clip(X1@b,-50,50)))
-        g=X1.T@(w*(p-y))+reg*b
-        H=(X1*(w*np.maximum(p*(1-p),1e-9))[:,None]).T@X1+np.diag(reg)
-        s=np.linalg.solve(H,g); b-=s
-        if np.abs(s).max()<1e-7: break
-    return b
+    values: dict[str, float]
+    user: bool
+    kind: str
+    weight: float
+    settled: bool
 
-def prob(b,names,row): return 1/(1+np.exp(-np.clip(sum(b[i]*row[0].get(n,0.) for i,n in enumerate(names))+b[-1],-50,50)))
+
+def row(trajectory: Trajectory, *, user: bool, kind: str, weight: float) -> Row | None:
+    """The row of a dialogue judged as a failure; None for one without a goal."""
+    if trajectory.success:
+        trajectory = replace(trajectory, termination="failure", outcome=0.0)
+    seen = view(trajectory)
+    if not seen.wanted:
+        return None
+    faults = rule_faults(seen)
+    settled = any(one.weight == "decisive" and one.party == "user" for one in faults)
+    return Row(
+        values=features(seen, faults, evidence(seen)), user=user, kind=kind, weight=weight, settled=settled
+    )
+
+
+def fit(rows: Sequence[Row], *, l2: float) -> Weights:
+    """Logistic regression by Newton's method, with a Gaussian prior on all weights but the bias."""
+    rows = [one for one in rows if not one.settled]
+    names = sorted({name for one in rows for name in one.values})
+    inputs = np.array([[*(one.values.get(name, 0.0) for name in names), 1.0] for one in rows])
+    labels = np.array([float(one.user) for one in rows])
+    counts = np.array([one.weight for one in rows])
+    prior = np.full(len(names) + 1, l2)
+    prior[-1] = 1e-6
+    found = np.zeros(len(names) + 1)
+    for _ in range(100):
+        chance = 1 / (1 + np.exp(-np.clip(inputs @ found, -50, 50)))
+        slope = inputs.T @ (counts * (chance - labels)) + prior * found
+        curve = (inputs * (counts * np.maximum(chance * (1 - chance), 1e-9))[:, None]).T @ inputs + np.diag(prior)
+        step = np.linalg.solve(curve, slope)
+        found -= step
+        if np.abs(step).max() < 1e-8:
+            break
+    return Weights(
+        bias=float(found[-1]),
+        weights={name: float(value) for name, value in zip(names, found, strict=False)},
+        threshold=0.5,
+    )
+
+
+def right(rows: Iterable[Row], weights: Weights, threshold: float) -> tuple[Counter[str], Counter[str]]:
+    """How many dialogues of each kind the weights judge rightly, and how many there are."""
+    good: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for one in rows:
+        says = one.settled or weights.chance(one.values) >= threshold
+        total[one.kind] += 1
+        good[one.kind] += says == one.user
+    return good, total
+
+
+def say(name: str, rows: Sequence[Row], weights: Weights, threshold: float) -> None:
+    """One line: faults, controls, and the kinds with misses."""
+    good, total = right(rows, weights, threshold)
+    users = {one.kind for one in rows if one.user}
+    found = sum(good[kind] for kind in users), sum(total[kind] for kind in users)
+    missed = {kind: f"{good[kind]}/{total[kind]}" for kind in sorted(total) if good[kind] < total[kind]}
+    print(f"{name}: user faults {found[0]}/{found[1]}; not all right: {missed}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--planted", type=Path, nargs="+", required=True)
+    parser.add_argument("--human", type=Path)
+    parser.add_argument("--scripted", type=int, default=0)
+    parser.add_argument("--l2", type=float, default=4.0)
+    parser.add_argument("--threshold", type=float, default=0.45)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    sets: dict[str, list[Row]] = {}
+    for folder in arguments.planted:
+        made = [
+            row(one, user=party == "user", kind=kind, weight=1.0 if party == "user" else 1.5 if party else 0.1)
+            for one, party, kind in planted(folder)
+        ]
+        sets[str(folder)] = [one for one in made if one is not None]
+    others: list[Row | None] = []
+    for name, messages, goal, language in human(arguments.human) if arguments.human else ():
+        one = dialogue(name, messages, goal=goal, language=language, ending="failure")
+        others.append(row(one, user=False, kind="people", weight=2.0))
+    for played in scripted(arguments.scripted):
+        if not played.success:
+            others.append(row(played, user=False, kind="scripted", weight=2.0))
+    extra = [one for one in others if one is not None]
+    for held, rows in sets.items():
+        rest = [one for name, more in sets.items() if name != held for one in more]
+        say(f"{held}, fitted without it", rows, fit([*rest, *extra], l2=arguments.l2), arguments.threshold)
+    everything = [one for rows in sets.values() for one in rows]
+    for half in (0, 1) if extra else ():
+        weights = fit([*everything, *extra[half::2]], l2=arguments.l2)
+        say(f"people and scripts, half {half + 1}, fitted without it", extra[1 - half :: 2], weights, arguments.threshold)
+    weights = fit([*everything, *extra], l2=arguments.l2)
+    say("all, fitted with them", [*everything, *extra], weights, arguments.threshold)
+    if arguments.out:
+        value = {
+            "bias": round(weights.bias, 3),
+            "threshold": arguments.threshold,
+            "weights": {name: round(one, 3) for name, one in sorted(weights.weights.items()) if abs(one) >= 0.001},
+        }
+        arguments.out.write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,8 @@ from slea_llm.blame.faults import KINDS, Fault, Party
 from slea_llm.blame.form_rules import form_faults
 from slea_llm.blame.goal_rules import goal_faults
 from slea_llm.blame.other_rules import other_faults
-from slea_llm.blame.view import View, view
+from slea_llm.blame.view import Line, View, view
+from slea_llm.blame.weighing import weighed
 from slea_llm.endpoints import Endpoint, chat_model_of, whole_characters
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.questions import Answer, ChatModel, Question, Usage
@@ -149,10 +150,16 @@ class Referee:
         """What the rules say for certain; None for a failure that they do not explain."""
         faults = find(seen)
         first = next((one for one in faults if _decides(one, seen)), None)
+        if first is not None and first.party == "user" and first.weight == "serious" and _weighs(seen):
+            fault, _ = weighed(seen, faults)
+            return None if fault is None else self._ruling(fault, faults)
         if first is not None:
             return self._ruling(first, faults)
         if seen.success or seen.trajectory.termination == "unknown":  # a log that says no ending says no failure
             return Ruling(party=None, noted=faults)
+        if _weighs(seen):
+            fault, _ = weighed(seen, faults)
+            return None if fault is None else self._ruling(fault, faults)
         return None
 
     def _by_answer(self, seen: View, faults: tuple[Fault, ...], answer: Answer | None) -> Ruling:
@@ -160,10 +167,15 @@ class Referee:
         if answer is not None and answer.value is not None:
             return replace(self._ruling(answer.value, faults), by="llm")
         unasked = "" if answer is None or answer.reason is None else answer.reason
-        suspicion = next((one for one in faults if one.weight == "suspect"), None)
-        if suspicion is not None:
-            return replace(self._ruling(suspicion, faults), unasked=unasked)
-        last = next((line for line in reversed(seen.lines) if line.side == "agent"), None)
+        last: Line | None = None
+        if _weighs(seen):
+            _, last = weighed(seen, faults)
+        else:
+            suspicion = next((one for one in faults if one.weight == "suspect"), None)
+            if suspicion is not None:
+                return replace(self._ruling(suspicion, faults), unasked=unasked)
+        if last is None:
+            last = next((line for line in reversed(seen.lines) if line.side == "agent"), None)
         quote = last.text[:300] if last is not None else ""
         fault = Fault(party="agent", kind="fails", turn=last.turn if last is not None else 0, quote=quote)
         return replace(self._ruling(fault, faults), by="default", unasked=unasked)
@@ -190,6 +202,16 @@ class Referee:
             schema=_SCHEMA,
             read=lambda answer: _read(answer, seen),
         )
+
+
+def _weighs(seen: View) -> bool:
+    """Whether a failure is decided by all the evidence: only where there is a goal to hold it against."""
+    return bool(seen.wanted) and seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed
+
+
+def rule_faults(seen: View) -> tuple[Fault, ...]:
+    """What the rules alone see."""
+    return find(seen)
 
 
 def find(seen: View) -> tuple[Fault, ...]:

@@ -257,14 +257,17 @@ def _of_summaries(turns: list[Exchange]) -> Iterator[Evidence]:
         mended = any(tells(slot, turn.line.text) for slot in missing)
         note = f"the agent said: {here[:120]}"
         if missing and turn.news and turn.accepts and not mended:
+            words = {piece for piece in turn.news if not piece.isdigit() and not cue("plain_words", piece)}
+            rival = bool(numbers) and any(re.search(r"\d", spelled(text)) for slot in missing for text in slot.texts)
             for name, holds_here in (
                 ("accepts_other", asks),
                 ("accepts_report", not asks),
+                ("accepts_rival_number", asks and rival),
                 ("accepts_number", asks and bool(numbers)),
                 ("accepts_lost", asks and bool(turn.lost)),
-                ("accepts_one_lost", asks and len(turn.lost) == 1 and len(named) >= 2),
+                ("accepts_lost_words", asks and bool(turn.lost) and bool(words) and len(named) >= len(missing)),
                 ("accepts_lost_report", not asks and bool(turn.lost)),
-                ("accepts_one_missing", asks and len(missing) == 1 and len(named) >= 2),
+                ("accepts_missing_words", asks and len(named) >= max(2, len(missing)) and bool(words)),
             ):
                 if holds_here:
                     yield Evidence(name=name, line=turn.line, kind="wrong_agreement", note=note)
@@ -290,9 +293,11 @@ def _of_attitude(turns: list[Exchange]) -> Iterator[Evidence]:
         yield Evidence(name="never_objects", line=last.line, kind="contradicts_goal")
 
 
+_NOT = re.compile(r"\b(?:not|instead of|rather than|than|no longer)(?: an?| the| to)? \w+|(?:不是|不要|而不是)[\w]{1,6}")
+
+
 def _of_flips(turns: list[Exchange]) -> Iterator[Evidence]:
     """Values that the user drops and takes up again although the agent had followed."""
-    count = 0
     for turn in turns:
         if not turn.before:
             continue
@@ -303,13 +308,75 @@ def _of_flips(turns: list[Exchange]) -> Iterator[Evidence]:
         followed = bool(last & heard) and not (last - heard) & now
         note = f"the agent had followed: {turn.agent.text[:120]}"
         if (now - heard - last) & earlier and followed:
-            count += 1
             yield Evidence(name="turns_back", line=turn.line, kind="changes_goal", note=note)
-            if count in (2, 3):
-                yield Evidence(name=f"turns_back_{count}", line=turn.line, kind="changes_goal", note=note)
         if followed and not turn.open and turn.seen.wanted and cue("confirms", turn.agent.plain):
             if now - heard - last - earlier:
                 yield Evidence(name="turns_away", line=turn.line, kind="changes_goal", note=note)
+    count, line, pair = _switches(turns)
+    if count >= 2 and line is not None:
+        note = f"now {pair[0]}, now {pair[1]}"
+        yield Evidence(name="switches_twice", line=line, kind="changes_goal", note=note)
+        if count >= 3:
+            yield Evidence(name="switches_often", line=line, kind="changes_goal", note=note)
+
+
+def _switches(turns: list[Exchange]) -> tuple[int, Line | None, tuple[str, str]]:
+    """How often at most the user goes from one thing to another and back, and the last line where it does.
+
+    A mention counts where the agent took it up: it says it too, or does not say the other. What the agent asks for
+    although it was told is no change of the user's.
+    """
+    first = turns[0].before
+    lines = [*first, *(turn.line for turn in turns)]
+    asked = [False] * len(first) + [turn.asks_told or turn.repeated or bool(turn.open) for turn in turns]
+    next_heard = [pieces(turn.agent.text) for turn in turns][-len(lines) + 1 :] if len(lines) > 1 else []
+    while len(next_heard) < len(lines):
+        next_heard.append(frozenset())
+    said = [frozenset() if "?" in line.plain else pieces(_NOT.sub(" ", spelled(line.text))) for line in lines]
+    counted: dict[str, int] = {}
+    for one in said:
+        for piece in one:
+            counted[piece] = counted.get(piece, 0) + 1
+    often = [piece for piece, number in counted.items() if number >= 2]
+    values = {piece for slot in turns[0].seen.wanted for text in slot.texts for piece in pieces(text)}
+    best: tuple[int, Line | None, tuple[str, str]] = (0, None, ("", ""))
+    for one in often:
+        for other in often if one in values else ():
+            if other in values:
+                continue
+            found = _switches_of((one, other), lines, said, next_heard, asked)
+            if found[0] > best[0]:
+                best = (*found, (one, other))
+    return best
+
+
+def _switches_of(
+    pair: tuple[str, str],
+    lines: list[Line],
+    said: list[frozenset[str]],
+    heard: list[frozenset[str]],
+    asked: list[bool],
+) -> tuple[int, Line | None]:
+    state, count, last = "", 0, None
+    taken_up: set[str] = set()
+    for line, words, next_words, was_asked in zip(lines, said, heard, asked, strict=True):
+        here = [one for one in pair if one in words]
+        if not here or was_asked:
+            continue
+        if len(here) == 2:
+            if count:
+                count, last = count + 1, line
+                state = pair[1] if state == pair[0] else pair[0]
+            continue
+        other = pair[1] if here[0] == pair[0] else pair[0]
+        if other in next_words and here[0] not in next_words:
+            continue
+        if here[0] in next_words and other not in next_words:
+            taken_up.add(here[0])
+        if state and state != here[0]:
+            count, last = count + 1, line
+        state = here[0]
+    return (count, last) if len(taken_up) == 2 else (0, None)
 
 
 def _of_news(turns: list[Exchange]) -> Iterator[Evidence]:
@@ -329,6 +396,11 @@ def _of_news(turns: list[Exchange]) -> Iterator[Evidence]:
                 yield Evidence(name="insists", line=turn.line, kind="invents", note=note)
         if mine & brought and turn.asks and not turn.agent_errs:
             yield Evidence(name="insists_again", line=turn.line, kind="invents", note=note)
+        recurring = frozenset() if "?" in turn.line.plain else mine & brought
+        if recurring and (theirs & brought or no) and not turn.asks_told and not turn.repeated:
+            yield Evidence(name="demands_again", line=turn.line, kind="invents", note=note)
+            if len(recurring) >= 2:
+                yield Evidence(name="demands_same_again", line=turn.line, kind="invents", note=note)
         new = {piece for piece in mine - goal - heard if not cue("plain_words", piece)}
         if len(new) >= 2:
             yield Evidence(name="news", line=turn.line, kind="invents")
@@ -354,8 +426,16 @@ def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
     for turn in turns:
         if turn.asks_told:
             yield Evidence(name="agent_asks_told", line=turn.agent)
-        if not turn.asks and not turn.accepts and not cue("reports_done", turn.agent.plain):
-            yield Evidence(name="agent_neither", line=turn.agent)
+        mine = pieces(turn.before[-1].text) if turn.before else frozenset()
+        if not turn.asks and not cue("reports_done", turn.agent.plain):
+            if not mine & pieces(turn.agent.text):
+                yield Evidence(name="agent_besides", line=turn.agent)
+            elif not turn.accepts:
+                yield Evidence(name="agent_neither", line=turn.agent)
+        if cue("cannot", turn.agent.plain) and not turn.asks:
+            yield Evidence(name="agent_refuses", line=turn.agent)
+    if any(turn.agent_errs for turn in turns):
+        yield Evidence(name="agent_errs", line=next(turn.agent for turn in turns if turn.agent_errs))
     if agent and turns:
         last = agent[-1]
         if not cue("asks", last.plain) and turns[-1].objects:

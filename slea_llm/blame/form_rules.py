@@ -28,6 +28,8 @@ _SPEAKS = re.compile(
     r"|客服(?:说|答|回复|回答)\s*[:：“\"]",
     re.IGNORECASE,
 )
+_ANY_LABEL = re.compile(r"(?:\A|(?<=[\s.。!！?？;；,，”\"]))([A-Za-z]{1,12}|[\u4e00-\u9fff]{1,3})\s*[:：](?![/\d])")
+_QUOTED = re.compile(r"[\"“「][^\"“”「」]{3,}[\"”」]")
 _YOU = re.compile(r"\b(?:you|your|yours|the user|the customer)\b|你(?!好)|您(?!好)|用户|顾客")
 _CJK = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN = re.compile(r"[A-Za-z]{2,}")
@@ -73,7 +75,7 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
         yield of_user("leak", line, found, weight="decisive")
     if found := cue("artificial", plain):
         yield of_user("out_of_character", line, found, weight="decisive")
-    if found := speech.other_side(text) or _labels(text):
+    if found := speech.other_side(text) or _labels(text) or _transcript(text):
         yield of_user("both_sides", line, weight="decisive", note=found)
     if found := speech.flips_role(text) or cue("agent_talk", plain):
         yield of_user("role_flip", line, found)
@@ -98,6 +100,17 @@ def _labels(text: str) -> str:
     other = [match for match in _LABEL.finditer(text) if not _OWN.match(match[0])]
     begins = bool(other) and not text[: other[0].start()].strip() and cue("firms", other[0][0].lower())
     return other[0][0].strip() if other and (own or begins) else ""
+
+
+def _transcript(text: str) -> str:
+    """The labels or quotation marks by which a line is a dialogue of its own; empty when it is none."""
+    labels = _ANY_LABEL.findall(text)
+    if len(set(labels)) >= 2 and len(labels) >= 3 and len(set(labels)) < len(labels):
+        return f"{labels[0]}: ... {labels[1]}:"
+    quoted = _QUOTED.findall(text)
+    if len(quoted) >= 3 and sum(map(len, quoted)) > 0.5 * len(text):
+        return quoted[1]
+    return ""
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

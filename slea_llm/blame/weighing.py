@@ -11,9 +11,10 @@ import yaml
 
 from slea_llm import assets
 from slea_llm.blame.evidence import Evidence, evidence
-from slea_llm.blame.faults import Fault
-from slea_llm.blame.view import View
+from slea_llm.blame.faults import Fault, of_user
+from slea_llm.blame.view import Line, View
 
+STRONG = frozenset({"switches_often", "unanswered>=3", "evades>=3", "already_open>=2", "says_again>=3", "tells_other>=3", "gives_back>=2", "objects_open>=3", "demands_same_again", "thanks_for_question>=2"})
 CAP = 4.0
 """A piece of evidence counts at most so often."""
 
@@ -24,6 +25,7 @@ class Weights:
 
     bias: float
     weights: Mapping[str, float]
+    threshold: float
 
     def chance(self, values: Mapping[str, float]) -> float:
         """The probability that the user is to blame, for features of `features`."""
@@ -35,7 +37,7 @@ class Weights:
 def shipped() -> Weights:
     """`data/referee/weights.yaml`."""
     value = yaml.safe_load(assets.find("data", "referee/weights.yaml").read_text(encoding="utf-8"))
-    return Weights(bias=float(value["bias"]), weights={str(k): float(v) for k, v in value["weights"].items()})
+    return Weights(bias=float(value["bias"]), weights={str(name): float(one) for name, one in value["weights"].items()}, threshold=float(value["threshold"]))
 
 
 def features(seen: View, faults: Sequence[Fault], found: Sequence[Evidence]) -> dict[str, float]:
@@ -48,6 +50,14 @@ def features(seen: View, faults: Sequence[Fault], found: Sequence[Evidence]) -> 
             values[f"{fault.weight}:{fault.kind}"] = 1.0
             if fault.weight == "serious":
                 values["any_serious"] = 1.0
+    for name, value in list(values.items()):
+        if ":" not in name and name != "untold_share":
+            values[name] = 1.0
+            for least in (2, 3):
+                if value >= least:
+                    values[f"{name}>={least}"] = 1.0
+    if STRONG & values.keys():
+        values["any_serious"] = 1.0
     if seen.left:
         values["user_left"] = 1.0
     for attitude in ("content_at_end", "never_objects"):
@@ -57,4 +67,21 @@ def features(seen: View, faults: Sequence[Fault], found: Sequence[Evidence]) -> 
     return values
 
 
-__all__ = ["CAP", "Weights", "evidence", "features", "shipped"]
+def weighed(seen: View, faults: Sequence[Fault]) -> tuple[Fault | None, Line | None]:
+    """The fault by which a failure is laid to the user; else None, with the line that speaks most for it being the agent's.
+
+    `faults` are those of the rules. The fault is the first serious one of the user's, or made of the weightiest evidence.
+    """
+    found = evidence(seen)
+    weights = shipped()
+    ranked = sorted(found, key=lambda one: weights.weights.get(one.name, 0.0), reverse=True)
+    if weights.chance(features(seen, faults, found)) < weights.threshold:
+        agent = [one.line for one in reversed(ranked) if one.line.side == "agent" and weights.weights.get(one.name, 0.0) < 0]
+        return None, next(iter(agent), None)
+    serious = next((one for one in faults if one.party == "user" and one.weight == "serious"), None)
+    if serious is not None:
+        return serious, None
+    best = next((one for one in ranked if one.kind), None)
+    if best is not None:
+        return of_user(best.kind, best.line, note=best.note), None
+    return next((one for one in faults if one.party == "user"), None), None
