@@ -40,6 +40,8 @@ class Exchange:
     line: Line
     before: tuple[Line, ...]
     heard: tuple[Line, ...] = field(default=())
+    left_open: tuple[Wanted, ...] = ()
+    """Slots asked for earlier, in whose place nothing else has been asked since."""
 
     @cached_property
     def asks(self) -> bool:
@@ -52,9 +54,9 @@ class Exchange:
 
     @cached_property
     def open(self) -> tuple[Wanted, ...]:
-        """Asked slots that the user neither told before nor tells now."""
+        """Asked slots that the user neither told before nor tells now; a question stays open until another is asked."""
         return tuple(
-            slot for slot in self.asked if not any(tells(slot, one.text) for one in (*self.before, self.line))
+            slot for slot in self.asked or self.left_open if not any(tells(slot, one.text) for one in (*self.before, self.line))
         )
 
     @cached_property
@@ -128,12 +130,18 @@ class Exchange:
 
 def exchanges(seen: View) -> list[Exchange]:
     """Every answer of the user to a line of the agent."""
-    made = []
+    made: list[Exchange] = []
     for agent, line in seen.pairs():
         if agent is not None:
-            before = tuple(seen.before(line, "user"))
             made.append(
-                Exchange(seen=seen, agent=agent, line=line, before=before, heard=tuple(seen.before(agent, "agent")))
+                Exchange(
+                    seen=seen,
+                    agent=agent,
+                    line=line,
+                    before=tuple(seen.before(line, "user")),
+                    heard=tuple(seen.before(agent, "agent")),
+                    left_open=made[-1].open if made else (),
+                )
             )
     return made
 
@@ -427,7 +435,7 @@ def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
         if turn.asks_told:
             yield Evidence(name="agent_asks_told", line=turn.agent)
         mine = pieces(turn.before[-1].text) if turn.before else frozenset()
-        if not turn.asks and not cue("reports_done", turn.agent.plain):
+        if not turn.asks and not turn.left_open and not cue("reports_done", turn.agent.plain):
             if not mine & pieces(turn.agent.text):
                 yield Evidence(name="agent_besides", line=turn.agent)
             elif not turn.accepts:
