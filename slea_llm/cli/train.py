@@ -104,6 +104,7 @@ class TrainingRun:
         """All parts put together; what they open is closed with `stack`."""
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
+        from slea_llm.interfaces import Gated
         from slea_llm.step_values import ValuedCrediting
         from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
@@ -122,9 +123,10 @@ class TrainingRun:
             chat=session.chat,
             available={"continuations": session.continuations, "chat_models": session.chat_models},
         )
-        for gate in scorer.gates().values() if main else ():
-            say(gate.line)
         crediting = compose.crediting(recipe)
+        learnt = [one.gate for one in crediting.augmenters if isinstance(one, Gated)]
+        for gate in [*scorer.gates().values(), *learnt] if main else ():
+            say(gate.line)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
