@@ -202,15 +202,16 @@ class LearntAugmenter(ABC):
         except (OSError, ValueError) as error:
             raise StorageError(f"{folder} holds no fitted {cls.name}: {error}") from error
         found = card if isinstance(card, dict) else {}
-        learnt = found.get("settings") if isinstance(found.get("settings"), dict) else {}
+        settings = found.get("settings")
+        learnt = settings if isinstance(settings, dict) else {}
         wanted = {"kind": cls.name, "format": FORMAT, "encoder": config.encoder}
         pairs = [(key, found.get(key), value) for key, value in wanted.items()]
         pairs += [(key, learnt.get(key), getattr(config, key)) for key in cls.bound]
         for key, there, value in pairs:
             if there != value:
                 raise StorageError(
-                    f"{folder}: {key} is {there!r}, should be {value!r}; give the copy of a run with these settings, or "
-                    "let the run fit one of its own"
+                    f"{folder}: {key} is {there!r}, should be {value!r}; give the copy of a run with these settings, "
+                    "or let the run fit one of its own"
                 )
         return found
 

@@ -104,7 +104,6 @@ class TrainingRun:
         """All parts put together; what they open is closed with `stack`."""
         from slea_llm.cli import compose
         from slea_llm.collection import OnlineCollector
-        from slea_llm.interfaces import Gated
         from slea_llm.step_values import ValuedCrediting
         from slea_llm.trainer import Parts, Trainer, TrainerOptions
 
@@ -124,9 +123,8 @@ class TrainingRun:
             available={"continuations": session.continuations, "chat_models": session.chat_models},
         )
         crediting = compose.crediting(recipe)
-        learnt = [one.gate for one in crediting.augmenters if isinstance(one, Gated)]
-        for gate in [*scorer.gates().values(), *learnt] if main else ():
-            say(gate.line)
+        if main:
+            _say_gates(scorer, crediting)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
@@ -298,3 +296,12 @@ class TrainingRun:
             say(f"{moment}: {report.line()}")
             record(self._output / "evaluation.jsonl", report, moment=moment, policy_version=policy_version)
         return report
+
+
+def _say_gates(scorer: Scorer, crediting: Crediting) -> None:
+    """Whether what was learnt may move training: evaluators, then augmenters."""
+    from slea_llm.interfaces import Gated
+
+    learnt = [one.gate for one in crediting.augmenters if isinstance(one, Gated)]
+    for gate in (*scorer.gates().values(), *learnt):
+        say(gate.line)

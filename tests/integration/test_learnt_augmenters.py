@@ -383,7 +383,7 @@ def test_a_copy_of_other_settings_is_no_start(options: dict[str, Any], text: str
 def test_a_folder_without_weights_or_judgement_is_no_start(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(fitted_augmenter("value_shaping"), tmp_path / "copy"))
     config = ValueShaping.Config(model=str(folder))
-    with pytest.raises(StorageError, match="holds no fitted attention_credit|kind is 'value_shaping'"):
+    with pytest.raises(StorageError, match="kind is 'value_shaping', should be 'attention_credit'"):
         AttentionCredit.preflight(AttentionCredit.Config(model=str(folder)))
     card = json.loads((folder / CARD).read_text())
     (folder / CARD).write_text(json.dumps({**card, "unseen": {"dialogues": 40}}))

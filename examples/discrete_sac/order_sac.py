@@ -1,7 +1,7 @@
 """Discrete SAC of TorchRL, fed with the project's experience.
 
-Only two things are the example's own: how an experience becomes transitions, and what SAC says of a dialogue when it is
-credited (its soft values). Networks' losses, targets and the temperature are TorchRL's.
+Two things are the example's own: how an experience becomes transitions, and what SAC says of a dialogue when it is
+credited (its soft values). Losses, targets and the temperature are TorchRL's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SacSettings:
     """The same for every arm."""
 
     hidden: int = 64
-    learning_rate: float = 3e-3
-    tau: float = 0.02
+    learning_rate: float = 2e-3
+    tau: float = 0.05
     """Rate at which the target networks follow."""
     alpha: float = 0.1
     """Temperature at the start."""

@@ -1,10 +1,11 @@
 """Learn the order task by TorchRL's discrete SAC from augmented experience, and draw the curves.
 
-    python examples/discrete_sac/run.py --dialogues 1200 --seeds 5 --output examples/discrete_sac
+    python examples/discrete_sac/order_run.py --seeds 5
 
 Collect, score, augment, keep, learn: every iteration plays a few dialogues with today's policy, scores them, puts them
 into the project's replay buffer, and credits them together with what the buffer draws; SAC learns from the transitions.
-An arm is a scoring recipe of `recipes/`; nothing else differs between arms.
+An arm is a scoring recipe of `recipes/`; nothing else differs between arms. Runs that the output folder has are not run
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torchrl
 from order_acts import Orders, one_token
-from sac import Sac, SacSettings, transitions
+from order_sac import Sac, SacSettings, transitions
 
 from slea_llm.buffer import ReplayBuffer
 from slea_llm.cli import compose
@@ -37,23 +38,25 @@ ARMS = ("outcome", "slot_progress", "all")
 PANEL_SEED = 1_000_000
 """First task of the unseen ones; those that are played to learn lie below it."""
 
+REPLAY = ReplaySettings(share=0.75, capacity=4096, max_age=10**6, priority="error")
+"""SAC learns from any policy's transitions, so nothing is too old for it; capacity alone bounds the age."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How long, and how often."""
 
-    dialogues: int = 1200
+    dialogues: int = 800
     """Played to learn."""
     each: int = 8
     """Dialogues of an iteration."""
-    updates: int = 16
+    updates: int = 24
     """Of SAC, an iteration."""
     panel: int = 100
     """Unseen tasks."""
-    every: int = 10
+    every: int = 5
     """Iterations between looks at the panel."""
-    replay: ReplaySettings = ReplaySettings(share=0.75, capacity=4096, max_age=10**6, priority="error")
-    """SAC learns from any policy's transitions, so nothing is too old for it; capacity alone bounds the age."""
+    replay: ReplaySettings = REPLAY
 
     @property
     def iterations(self) -> int:
@@ -114,7 +117,9 @@ def learn(arm: str, seed: int, plan: Plan) -> dict[str, Any]:
             successes.append(run.iterate(number)["success"])
         looks.append([plan.iterations * plan.each, *run.panel()])
     seconds = round(time.process_time() - begun, 1)
-    print(f"{arm:<14} seed {seed}: success {looks[0][1]:.2f} -> {looks[-1][1]:.2f}, {looks[-1][2]:.1f} turns, {seconds} s")
+    print(
+        f"{arm:<14} seed {seed}: success {looks[0][1]:.2f} -> {looks[-1][1]:.2f}, {looks[-1][2]:.1f} turns, {seconds} s"
+    )
     return {"arm": arm, "seed": seed, "panel": looks, "training": successes, "cpu_seconds": seconds}
 
 
@@ -141,6 +146,38 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+def table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """A line an arm: dialogues to 80 % of the panel, seed by seed, and what came of it in the end."""
+    lines = []
+    for arm in dict.fromkeys(one["arm"] for one in results):
+        runs = [one["panel"] for one in results if one["arm"] == arm]
+        firsts = [next((int(look[0]) for look in run if look[1] >= 0.8), None) for run in runs]
+        last = [run[-1] for run in runs]
+        success, turns = (sum(look[place] for look in last) / len(last) for place in (1, 2))
+        said = ", ".join("never" if first is None else str(first) for first in sorted(firsts, key=lambda n: n or 10**9))
+        lines.append(f"{arm:<14} 80 % after {said} dialogues; at the end {success:.3f} in {turns:.2f} turns")
+    return lines
+
+
+def known(path: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a file that was written under the same settings and versions."""
+    if not path.is_file():
+        return []
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document["about"] != about:
+        raise SystemExit(f"{path} holds runs with other settings or versions; give another --output or remove it")
+    runs: list[dict[str, Any]] = document["runs"]
+    return runs
+
+
+def write(path: Path, about: dict[str, Any], results: Sequence[dict[str, Any]]) -> None:
+    """One run a line; the file is whole at every moment."""
+    lines = ",\n".join(json.dumps(one) for one in results)
+    partial = path.with_suffix(".partial")
+    partial.write_text(f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+    partial.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
@@ -150,17 +187,21 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     plan = Plan(dialogues=arguments.dialogues)
-    results = [learn(arm, seed, plan) for seed in range(arguments.seeds) for arm in arguments.arms]
+    versions = {"torch": torch.__version__, "torchrl": torchrl.__version__, "python": platform.python_version()}
+    about = {"plan": asdict(plan), "sac": asdict(SacSettings()), "versions": versions}
     arguments.output.mkdir(parents=True, exist_ok=True)
-    about = {
-        "plan": asdict(plan),
-        "sac": asdict(SacSettings()),
-        "versions": {"torch": torch.__version__, "torchrl": torchrl.__version__, "python": platform.python_version()},
-    }
-    lines = ",\n".join(json.dumps(one) for one in results)
-    text = f'{{"about": {json.dumps(about)},\n"runs": [\n{lines}\n]}}\n'
-    (arguments.output / "curve.json").write_text(text, encoding="utf-8")
-    draw(results, arguments.output / "curve.svg")
+    path = arguments.output / "curve.json"
+    results = known(path, about)
+    there = {(one["arm"], one["seed"]) for one in results}
+    for seed in range(arguments.seeds):
+        for arm in arguments.arms:
+            if (arm, seed) not in there:
+                results.append(learn(arm, seed, plan))
+                write(path, about, results)
+    order = sorted(results, key=lambda one: (ARMS.index(one["arm"]), one["seed"]))
+    write(path, about, order)
+    draw(order, arguments.output / "curve.svg")
+    print("\n".join(table(order)))
 
 
 if __name__ == "__main__":
