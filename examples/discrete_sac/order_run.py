@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--dialogues", type=int, default=Plan.dialogues)
+    parser.add_argument("--dialogues", type=int, default=Plan().dialogues)
     parser.add_argument("--output", type=Path, default=Path("runs/discrete_sac"), help="receives curve.json and .svg")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -148,6 +148,6 @@ def test_the_curve_that_is_shown_is_of_these_settings() -> None:
         assert len({one["seed"] for one in document["runs"] if one["arm"] == arm}) >= 3
     assert document["about"]["sac"] == json.loads(json.dumps({name: getattr(SacSettings(), name)
                                                               for name in SacSettings.__slots__}))  # fmt: skip
-    assert document["about"]["plan"]["dialogues"] == Plan.dialogues
+    assert document["about"]["plan"]["dialogues"] == Plan().dialogues
     page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     assert all(line in page for line in table(document["runs"]))
