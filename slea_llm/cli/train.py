@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from slea_llm.types import AugmentedExperience, ScoredTrajectory, Task, Trajectory
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--fresh", action="store_true", help="move an existing output folder aside and start anew")
@@ -43,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     check_secrets(recipe)
     notes = planning.check(recipe)
+    keep_freed_memory()
     output = Path(recipe.run.output_dir)
     accelerator = make_accelerator(recipe.trainer, output_dir=output)
     if accelerator.is_main_process:
@@ -55,6 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what an update frees for the next one: a tenth of a small model's update is page faults else.
+
+    Blocks above 32 MiB, the most that glibc allows here, still go back at once. Does nothing elsewhere.
+    """
+    if not sys.platform.startswith("linux") or not hasattr(library := ctypes.CDLL(None), "mallopt"):
+        return
+    library.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+    library.mallopt(_M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 class TrainingRun:
