@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 """Dialogues between two writes to the disk."""
+MOST_ENVIRONMENTS = 100
+"""Environments whose names are kept."""
 MOST_CREDITED = 5_000
 """Dialogues up to which advantages are worked out unasked: they take the whole log into memory."""
 
@@ -90,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         if (broken := score_runs.unfinished(folder)) is not None:
             say(f"note: {folder}/{broken.name} was interrupted; this is a new run, --resume goes on with the old one")
         one = score_runs.start(folder, card)
-    _score(one, scorer, annotations, reader)
+    environments = _score(one, scorer, annotations, reader)
     for line in reader.lines():
         say(line)
     if not reader.trajectories:
@@ -104,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
+    for line in _misplaced(scorer.evaluators, environments):
+        say(f"note: {line}")
     for name, usage in scorer.usages().items():
         say(f"{name}: {usage.line()}")
     say(f"written to {folder} ({one.name}); `slea report {folder}` makes one HTML file of it")
@@ -259,14 +263,15 @@ def _resumed(folder: Path, card: RunCard) -> ScoreRun:
     return one if one.card.parser else one.save(card)
 
 
-def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> None:
-    """Score what the run's log does not hold yet, and append it as it comes."""
+def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> set[str]:
+    """Score what the run's log does not hold yet, and append it as it comes; the environments of all dialogues."""
     from slea_llm.interfaces import Remembering
     from slea_llm.storage import ScoredLog
 
     trajectories = iter(reader)
     with ScoredLog(one.scores) as log:
         done = _skip(one, trajectories) if log.position else []
+        environments = {trajectory.environment for trajectory in done}
         if done:
             say(f"{one.name}: {len(done)} dialogues are scored already, going on after them")
             if any(isinstance(evaluator, Remembering) for evaluator in scorer.evaluators):
@@ -275,6 +280,17 @@ def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reade
                     pass
         for part in _chunks(scorer.score_many(trajectories, chunk=CHUNK)):
             log.append(*(annotations.overrule(scored) if annotations else scored for scored in part))
+            if len(environments) < MOST_ENVIRONMENTS:
+                environments.update(scored.trajectory.environment for scored in part)
+    return environments
+
+
+def _misplaced(evaluators: Iterable[Any], environments: set[str]) -> Iterator[str]:
+    """What evaluators that know one domain, alone or in a blend, say of dialogues of others."""
+    for one in evaluators:
+        if hasattr(one, "misplaced") and (line := one.misplaced(one.config, environments)):
+            yield line
+        yield from _misplaced(getattr(one, "evaluators", ()), environments)
 
 
 def _skip(one: ScoreRun, trajectories: Iterator[Trajectory]) -> list[Trajectory]:

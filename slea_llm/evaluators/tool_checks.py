@@ -72,7 +72,9 @@ class ToolWords:
             }
             return cls(frozenset(document["changes"]), frozenset(document["reads"]), **patterns, digest=digest)
         except (KeyError, TypeError, AttributeError, re.error) as error:
-            raise ConfigError(f"{source}: {type(error).__name__} {error}; see the file of that name in data/") from error
+            raise ConfigError(
+                f"{source}: {type(error).__name__} {error}; see the file of that name in data/"
+            ) from error
 
     def effect(self, name: str, arguments: Any = None) -> tuple[Effect, str]:
         """What a call does by the first known word of a choosing argument, else of the tool's name; and that word."""

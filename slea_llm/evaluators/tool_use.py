@@ -1,4 +1,4 @@
-"""Score the calls of an agent by what they rest on: values that somebody said, a user that agreed, things looked at."""
+"""Score the calls of an agent by what they rest on: values that somebody said, and a user that agreed to a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outcomes say of calls: a regression of the outcome on the checks that the steps of a dialogue pass and fail."""
+"""Score calls by what outcomes say of their kind: a regression on the checks that the steps of a dialogue fail."""
 
 from __future__ import annotations
 

@@ -62,7 +62,17 @@ class AutoParser:
 
 def _is_plain(piece: Piece) -> bool:
     """Whether nothing but its place on a line of its own, or its first word, made it a step."""
-    return (piece.label or piece.kind) in ("paragraph", "sentence", "also", "turn", "conclude", "plan", "option", "given", piece.kind)
+    return (piece.label or piece.kind) in (
+        "paragraph",
+        "sentence",
+        "also",
+        "turn",
+        "conclude",
+        "plan",
+        "option",
+        "given",
+        piece.kind,
+    )
 
 
 def _named(parser: str, piece: Piece) -> Piece:

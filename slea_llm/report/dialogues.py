@@ -95,9 +95,7 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
             for one in reviews
             if one.place in where
         ],
-        "trend": None
-        if (trend := length_trend(standings)) is None
-        else [trend.correlation, trend.n, trend.suspicious],
+        "trend": None if (trend := length_trend(standings)) is None else [trend.correlation, trend.n, trend.suspicious],
         "patterns": _mended(first.patterns.tables(), where, mend),
         "patterns_left_out": first.patterns.left_out,
         "harms": [[where.get(place, -1), *rest] for place, *rest in first.harms],

@@ -10,6 +10,7 @@ import pytest
 
 from slea_llm import score_runs
 from slea_llm.cli import main
+from slea_llm.errors import StorageError
 from slea_llm.score_runs import CREDIT
 from slea_llm.storage import ScoredLog, write_trajectories
 from tests.support.logged import booking, logged, scored
@@ -79,6 +80,46 @@ def test_the_knowledge_that_comes_with_the_package_is_named(log: Path, capsys: p
     support = "evaluators.knowledge_base.file=knowledge/support.yaml"
     assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", support]) == 0
     assert "note: knowledge_base" not in capsys.readouterr().out
+
+
+def test_knowledge_of_another_domain_is_told_with_the_mend(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = "evaluators.knowledge_base.file=knowledge/support.yaml"
+    assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", named]) == 0
+    said = capsys.readouterr().out
+    assert "note: knowledge/support.yaml is knowledge of complaint, tech_support, and these are dialogues of" in said
+    trips = [dataclasses.replace(booking(f"d{n}", success=True), environment="trip_planning") for n in range(2)]
+    write_trajectories(log.with_name("trips.jsonl"), trips)
+    assert main(["score", str(log.with_name("trips.jsonl")), "--evaluator", "knowledge_base", "--set", named]) == 0
+    assert "set knowledge_base's file to knowledge/trip.yaml" in capsys.readouterr().out
+    orders = [dataclasses.replace(booking(f"d{n}", success=True), environment="order_taking") for n in range(2)]
+    write_trajectories(log.with_name("orders.jsonl"), orders)
+    assert main(["score", str(log.with_name("orders.jsonl")), "--evaluator", "knowledge_base"]) == 0
+    assert "is knowledge of" not in capsys.readouterr().out
+
+
+def test_logs_that_have_the_names_of_cards_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs"
+    for number in (1, 2):
+        write_trajectories(folder / f"run-{number:04d}.json", [booking(f"d{number}", success=True)])
+    (folder / "run-0003.json").write_text('[{"messages": [{"role": "assistant", "content": "Hello."}]}]')
+    (folder / "run-0004.json").mkdir()
+    assert score_runs.runs(folder) == ()
+    assert main(["score", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("3 files, 3 records, 3 trajectories")
+    assert main(["score", str(folder / "run-0001.json")]) == 0
+    results = folder / "run-0001.scores"
+    (results / "run-0007.json").write_text("[]")
+    assert main(["score", str(folder / "run-0001.json")]) == 0
+    assert [run.number for run in score_runs.runs(results)] == [1, 8]
+
+
+def test_a_card_begins_as_readers_of_folders_expect(log: Path) -> None:
+    assert main(["score", str(log)]) == 0
+    card = log.with_name("mine.scores") / "run-0001.json"
+    assert card.read_bytes().startswith(b'{\n  "format": "slea.score_run"')
+    card.write_bytes(card.read_bytes()[:100])
+    with pytest.raises(StorageError, match="could not be read"):
+        score_runs.runs(card.parent)
 
 
 def test_running_again_adds_a_run_and_changes_nothing(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
