@@ -4,8 +4,8 @@
 
 For each size (MB, of 10^6 bytes) a JSON lines file and one JSON array of tool-calling dialogues are made, and each is
 scored in a process of its own by the command `slea score` with its rules, as a user would: read, cut, scored, written
-and read back for the summary, without advantages (which it leaves out of large logs). `read` is `LogReader` alone. A bare
-parse is `json.loads` of each line; for the array, which the standard library can only load whole, it is the same
+and read back for the summary, without advantages (which it leaves out of large logs). `read` is `LogReader` alone. A
+bare parse is `json.loads` of each line; for the array, which the standard library can only load whole, it is the same
 records as lines. Peak memory is the largest resident size of that process, the interpreter and all imports included.
 """
 

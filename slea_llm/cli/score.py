@@ -72,13 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments)
     _refuse_live_parts(recipe)
-    if not arguments.recipe and any(
-        spec.name == "knowledge_base" and "file" not in spec.options for spec in recipe.evaluators
-    ):
-        say(
-            "note: knowledge_base knows taking orders alone unless told otherwise; "
-            "--set evaluators.knowledge_base.file=FILE names other knowledge (docs/evaluators.md says how to write it)"
-        )
+    if not arguments.recipe:
+        _note_knowledge(recipe)
     scorer = compose.scorer(recipe)
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
     for gate in scorer.gates().values():
@@ -106,10 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
-    for line in _misplaced(scorer.evaluators, environments):
-        say(f"note: {line}")
-    for name, usage in scorer.usages().items():
-        say(f"{name}: {usage.line()}")
+    asked = (f"{name}: {usage.line()}" for name, usage in scorer.usages().items())
+    for line in (*_misplaced(scorer.evaluators, environments), *asked):
+        say(line)
     say(f"written to {folder} ({one.name}); `slea report {folder}` makes one HTML file of it")
     return 0
 
@@ -212,6 +206,15 @@ def _evaluators_named(names: Sequence[str]) -> list[str]:
     return found
 
 
+def _note_knowledge(recipe: ScoringRecipe) -> None:
+    """Say before the work begins whose knowledge is used where nobody chose one."""
+    if any(spec.name == "knowledge_base" and "file" not in spec.options for spec in recipe.evaluators):
+        say(
+            "note: knowledge_base knows taking orders alone unless told otherwise; "
+            "--set evaluators.knowledge_base.file=FILE names other knowledge (docs/evaluators.md says how to write it)"
+        )
+
+
 def _refuse_live_parts(recipe: ScoringRecipe) -> None:
     """Raise UnsupportedError, saying why and what to take instead, for an evaluator that needs more than a log."""
     from slea_llm.config import component_config
@@ -289,7 +292,7 @@ def _misplaced(evaluators: Iterable[Any], environments: set[str]) -> Iterator[st
     """What evaluators that know one domain, alone or in a blend, say of dialogues of others."""
     for one in evaluators:
         if hasattr(one, "misplaced") and (line := one.misplaced(one.config, environments)):
-            yield line
+            yield f"note: {line}"
         yield from _misplaced(getattr(one, "evaluators", ()), environments)
 
 

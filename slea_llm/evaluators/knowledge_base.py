@@ -108,8 +108,8 @@ class KnowledgeBase:
         if fitting:
             return f"{about}: most of its scores mean nothing there; set {cls.name}'s file to {fitting}"
         return (
-            f"{about}: where they are about something else, its scores mean nothing; set {cls.name}'s file to knowledge "
-            "of your own (docs/evaluators.md says how to write it), or leave it out"
+            f"{about}: where they are about something else, its scores mean nothing; set {cls.name}'s file to "
+            "knowledge of your own (docs/evaluators.md says how to write it), or leave it out"
         )
 
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:

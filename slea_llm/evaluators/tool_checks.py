@@ -32,6 +32,8 @@ MOST_WORDS = 4
 """Words of one."""
 SMALL = 10
 """Numbers up to which they may be a count that nobody has said."""
+EFFORT = 20_000_000
+"""Characters that are searched for words side by side, in one dialogue."""
 MOST_VALUES = 50
 """Arguments of one call that are looked for."""
 
@@ -40,7 +42,10 @@ _NAME_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 _FORMULA = re.compile(r"(?=.*[-+*/()=%^])[\d\s.,()+*/=%^-]+")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
 _SIGNS = re.compile(r"[\W_]+")
 _FACT = re.compile(r"[\dA-Z]|[^\x00-\x7f]")
 """What a value has that names something: a word in small letters alone is a choice of the tool's, such as `economy`."""
@@ -180,7 +185,7 @@ def _values(arguments: Any) -> Iterator[str]:
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, str) and _FORMULA.fullmatch(value) and not _DATE.search(value):
-            waiting += [float(number.replace(",", "")) for number in _NUMBER.findall(value)]
+            waiting += map(_number, _NUMBER.findall(value))
         elif isinstance(value, str) and len(value) <= LONGEST_VALUE and _is_fact(value):
             yield value
         elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > SMALL:
@@ -197,57 +202,72 @@ class _Heard:
     """What instructions, user and tools have said so far, and whether the user answered to the agent."""
 
     def __init__(self) -> None:
-        self._texts: list[str] = []
+        self._messages: list[tuple[str, frozenset[str]]] = []
         self._words: set[str] = set()
         self._numbers: set[float] = set()
         self._wishes: set[str] = set()
+        self._effort = EFFORT
         self.user = ""
         self.asked = False
         self.talked = False
 
     def hear(self, messages: Sequence[Message]) -> None:
         for message in messages:
+            text = _plain(message.content)
+            words = frozenset(text.split())
+            self._messages.append((text, words))
+            self._words |= words
+            self._numbers.update(map(_number, _NUMBER.findall(message.content)))
             if message.role == "user":
                 self.user, self.asked = message.content, self.talked
-                self._wishes.update(message.content.casefold().split())
-            text = _plain(message.content)
-            self._texts.append(text)
-            self._words.update(text.split())
-            self._numbers.update(float(found.replace(",", "")) for found in _NUMBER.findall(message.content))
+                self._wishes |= words
 
     def named(self, value: str) -> bool:
-        """Whether anybody but the agent has named a value: as it is, a number or a date in other words, half of a name."""
+        """Whether anybody but the agent named a value: as it is, a number or date in other words, half of a name."""
         plain = _plain(value)
-        if any(plain in text for text in self._texts) or not plain.strip():
+        words = plain.split()
+        if all(word in self._words for word in words) and (len(words) < 2 or self._holds(plain)):
             return True
         if _NUMBER.fullmatch(value):
-            return float(value.replace(",", "")) in self._numbers
+            return _number(value) in self._numbers
         if date := _DATE.fullmatch(value):
             return self._dated(int(date[2]), int(date[3]))
         if not value.isascii():  # there may be no blanks between words, and a date may be written otherwise
-            numbers = {float(number.replace(",", "")) for number in _NUMBER.findall(value)} - {0.0}
-            return numbers <= self._numbers if numbers else any(value.casefold() in text for text in self._texts)
+            numbers = set(map(_number, _NUMBER.findall(value))) - {0.0}
+            return numbers <= self._numbers if numbers else self._holds(plain.strip())
         if re.search(r"\d", value):
             return False
-        words = plain.split()
         return 2 * sum(word in self._words for word in words) >= len(words)
 
+    def _holds(self, part: str) -> bool:
+        """Whether a message holds these words side by side; after much searching that it has its words is enough."""
+        for text, _ in self._messages:
+            if part in text:
+                return True
+            self._effort -= len(text)
+            if self._effort < 0:
+                return True
+        return False
+
     def _dated(self, month: int, day: int) -> bool:
-        """Whether one message names a month and a day of it: by its name, or by numbers."""
+        """Whether one message names a month, by its name or number, and a day of it."""
         name = _MONTHS[month - 1] if 1 <= month <= 12 else ""
-        by_name = re.compile(rf"\b{name}[a-z]*\b" if name else r"(?!)")
-        by_number = re.compile(rf"\b0?{day}(?:st|nd|rd|th)?\b|{day}[日号]")
-        return any(
-            by_number.search(text) and (by_name.search(text) or re.search(rf"\b0?{month}\b|{month}月", text))
-            for text in self._texts
-        )
+        months = {name, name[:3], name[:4], str(month), f"{month:02}"} - {""}
+        days = {str(day), f"{day:02}", *(f"{day}{end}" for end in ("st", "nd", "rd", "th"))}
+        in_chinese = f"{month}月{day}"
+        return any(words & days and words & months for _, words in self._messages) or self._holds(in_chinese)
 
     def consent(self, verb: str, words: ToolWords) -> Consent:
         """What the user's newest message says to a change that the tool calls `verb`; a wish for it stays one."""
         said = words.word_of(self.user)
-        if said != "declines" and verb in self._wishes:
+        forms = {verb, *(f"{stem}{end}" for stem in (verb, verb.removesuffix("e")) for end in ("s", "ing", "ed"))}
+        if said != "declines" and forms & self._wishes:
             return "agrees"
         return said if self.asked or said == "declines" else "unasked"
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
 
 
 def _plain(text: str) -> str:

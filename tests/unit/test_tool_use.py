@@ -95,10 +95,10 @@ def test_a_change_on_words_that_were_said_and_agreed_to_is_neutral() -> None:
         ("Yes.", {"flight": "AZ1", "cabin": "economy", "bags": 2, "paid": True, "note": None}, "founded"),
         ("Yes.", {"passengers": [{"first": "Ada Lovelace"}, {"first": "Charles Babbage"}]}, "unsaid"),
         ("Yes.", {"text": "Dear Ada, your flight leaves on Sunday the 17th, see you then."}, "founded"),
-        ("Yes.", {"file": "/tmp/Ticket7.pdf"}, "founded"),
+        ("Yes.", {"file": "files/Ticket7.pdf"}, "founded"),
     ],
 )
-def test_what_a_change_rests_on(said: str, arguments: dict[str, object], rule: str) -> None:
+def test_what_a_change_rests_on(said: str, arguments: dict[str, Any], rule: str) -> None:
     assert rules(booked(("user", said), **arguments))[-1] == rule
 
 
@@ -184,9 +184,7 @@ def data(count: int = 40) -> list[ScoredTrajectory]:
         flight = "AZ1" if good else "ZZ9"
         one = booked(("user", "Yes."), flight=flight)
         outcome: dict[str, Any] = {"outcome": float(good), "termination": "success" if good else "failure"}
-        found.append(
-            SCORER.score(one.__class__(**{**_fields(one), "id": f"d{number}", "task": {"id": number}, **outcome}))
-        )
+        found.append(SCORER.score(replace(one, id=f"d{number}", task={"id": number}, **outcome)))
     return found
 
 
