@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from slea_llm.errors import ConfigError, StorageError
-from slea_llm.storage import LogFormat, atomic_write, read_scored
+from slea_llm.logs.sources import name_of
+from slea_llm.storage import LogFormat, atomic_write, mend_json, read_scored
 from slea_llm.types import ScoredTrajectory
 
 FORMAT, VERSION = "slea.score_run", 1
@@ -170,12 +171,12 @@ def fingerprint(path: Path) -> dict[str, Any]:
                 ends += file.read(EDGE)
     except OSError as error:
         raise StorageError(f"{path} could not be read: {error.strerror or error}") from error
-    return {"name": path.name, "bytes": size, "crc32": f"{zlib.crc32(ends):08x}"}
+    return {"name": name_of(path), "bytes": size, "crc32": f"{zlib.crc32(ends):08x}"}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would give it back: tuples and lists are alike."""
-    return json.loads(json.dumps(value, default=list, sort_keys=True))
+    """As a card gives it back: tuples and lists are alike, and halves of characters, as in odd file names, mended."""
+    return mend_json(json.loads(json.dumps(value, default=list, sort_keys=True)), "", [])
 
 
 def _write(path: Path, card: RunCard) -> None:

@@ -109,13 +109,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def default_output(log: Path) -> Path:
-    """Where results go unless told: beside the log, and for earlier results into them."""
+    """Where results go unless told: beside the log, and for earlier results into them.
+
+    Raises ConfigError for the root of a disk.
+    """
     from slea_llm.score_runs import runs
 
     if runs(log):
         return log
     place = log if log.name not in ("", "..") else log.resolve()
     name = place.name if place.is_dir() else place.name.split(".")[0] or place.name
+    if not name:
+        raise ConfigError(f"{log} has no name for its results to take; give --output FOLDER")
     return place.with_name(f"{name}.scores")
 
 
@@ -145,6 +150,8 @@ def log_reader(paths: Sequence[Path], *, format: str | None = None, strict: bool
     from slea_llm.score_runs import newest_log
 
     for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise ConfigError(f"{path} is a link to something that is not there")
         if not path.exists():
             near = nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
             raise ConfigError(f"{path} is not there{near}")
