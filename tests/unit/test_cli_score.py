@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -299,3 +300,28 @@ def test_credit_that_needs_models_is_left_out_or_refused(
     assert not log.with_name("mine.scores").exists()
     assert main(["score", str(log), "--recipe", str(recipe)]) == 0
     assert "advantages left out: stream 'outcome' takes reference_kl" in capsys.readouterr().out
+
+
+def test_a_file_name_that_is_not_utf_8_is_scored_and_gone_on_with(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"n\xff.jsonl")
+    odd.write_text('{"messages": [{"role": "assistant", "content": "Hello."}]}\n', encoding="utf-8")
+    results = tmp_path / "results"
+    assert main(["score", str(odd), "--output", str(results)]) == 0
+    (run,) = score_runs.runs(results)
+    assert run.card.sources[0]["name"] == "n\ufffd.jsonl"
+    run.save(dataclasses.replace(run.card, finished=None))
+    assert main(["score", str(odd), "--output", str(results), "--resume"]) == 0
+    assert [one.trajectory.id for one in run.read()] == ["n\ufffd.jsonl#1"]
+    assert main(["convert", str(odd), "--to", "openai_chat", "--output", str(tmp_path / "rows.jsonl")]) == 0
+
+
+def test_what_is_no_file_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "dead.jsonl").symlink_to("nowhere")
+    for path, words in (
+        (tmp_path / "pipe.jsonl", "is a pipe, which can be read only once"),
+        (tmp_path / "dead.jsonl", "is a link to something that is not there"),
+        (Path("/"), "has no name for its results to take; give --output FOLDER"),
+    ):
+        assert main(["score", str(path)]) == 2
+        assert words in capsys.readouterr().err
