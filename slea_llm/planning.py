@@ -67,7 +67,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     user, settings = components["user"][0]
     if hasattr(user, "preflight"):
         user.preflight(settings)
-    shut = _check_evaluators(recipe, components["user"][0][0])
+    shut = _check_evaluators(recipe, components["user"][0][0], components["environment"][0][0].name)
     _check_losses(recipe)
     _check_replay(recipe, launch or Launch())
     _check_imitation(recipe)
@@ -94,8 +94,8 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
 
 
-def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
-    """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
+def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs; what is odd about it."""
     specs = list(recipe.evaluators)
     shut = []
     while specs:
@@ -114,6 +114,9 @@ def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
             verdict = preflight(config)
             if verdict is not None and not verdict.open:
                 shut.append(verdict.line)
+        misplaced = getattr(cls, "misplaced", None)
+        if misplaced is not None and (note := misplaced(config, {environment})):
+            shut.append(note)
         parts = getattr(config, "evaluators", ())
         specs += [ComponentSpec(name=part.name, **part.options) for part in parts]
     return shut
