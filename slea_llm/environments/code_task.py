@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,7 +31,14 @@ LONGEST_EXPERT = 11
 MOST_CODE = 100_000
 """Characters of a submission."""
 
+MOST_SETTING = 1_000_000
+"""Of submissions, of seconds a test and of MiB."""
+
 _KEPT_RESULTS = 512
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_FENCED = "\2"
+"""Stands for a fence while a reply is understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +78,8 @@ class CodeTask:
                 if not 0.0 <= getattr(self, name) <= 1.0:
                     raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
             for name, least in (("submissions", 1), ("case_seconds", 0.1), ("memory_mib", 64)):
-                if not getattr(self, name) >= least:
-                    raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+                if not least <= getattr(self, name) <= MOST_SETTING:
+                    raise ConfigError(f"{name} is {getattr(self, name)}; allowed are {least} to {MOST_SETTING}")
 
     name: ClassVar[str] = "code_task"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -187,6 +195,13 @@ class CodeEpisode(NotedEpisode):
     def __init__(self, environment: CodeTask, spec: Spec, *, tests: int, **frame: Any) -> None:
         super().__init__(**frame)
         self._environment, self._spec, self._tests = environment, spec, tests
+
+    def take_words(self, reply: str) -> Outcome:
+        """What a spoken reply does; code in a fence asks nothing and reads nothing back, and it is not run."""
+        fences = iter(_FENCE.findall(reply))
+        outcome = super().take_words(_FENCE.sub(_FENCED, reply))
+        heard = re.sub(_FENCED, lambda _: next(fences, ""), str(outcome.acts["heard"]))
+        return replace(outcome, acts={**outcome.acts, "heard": heard})
 
     def take_call(self, call: Call) -> Outcome:
         if call.arguments is None:
