@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from slea_llm.errors import nearest
 
 HERE = Path(__file__).resolve().parent
 PROTOCOL = HERE / "protocol.yaml"
+PLUGINS = HERE / "plugins"
+"""Folder of the evaluators that are wrong on purpose; they are found while it is on the path."""
 FIRST_REPORTED_SEED = 100
 """Seeds below are for tuning and trials alone; no table of results ever holds one."""
 
@@ -43,6 +46,26 @@ class Arm:
     @property
     def tuning(self) -> str:
         return self.tuned_as or self.name
+
+    def with_part(
+        self,
+        part: str,
+        *,
+        about: str,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        outcome: Mapping[str, Any] = MappingProxyType({}),
+        losses: Sequence[Mapping[str, Any]] = (),
+    ) -> Arm:
+        """This arm with one thing more, and with its own tuned values."""
+        return replace(
+            self,
+            name=f"{self.name}_{part}",
+            about=f"{self.name}, and {about}",
+            changes={**self.changes, **changes},
+            outcome={**self.outcome, **outcome},
+            losses=[*self.losses, *losses],
+            tuned_as=self.tuning,
+        )
 
     def settings(self, recipe: str, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings over the recipe, the further losses and the settings of the outcome's stream worked in."""
@@ -172,6 +195,10 @@ class Protocol:
         """Raises SystemExit with what is wrong in the file."""
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         arms = {name: Arm(name=name, **row) for name, row in document.pop("arms").items()}
+        bases = [known(name, arms, "arm") for name in document.pop("parts_on")]
+        for part, row in document.pop("parts").items():
+            for name in bases:
+                arms[f"{name}_{part}"] = arms[name].with_part(part, **row)
         for arm in arms.values():
             known(arm.tuning, arms, "arm")
         space = document.pop("tuning")
@@ -248,10 +275,11 @@ def changed_recipe(recipe: str, changes: Mapping[str, Any]) -> Recipe:
     return load_recipe(recipe, overrides(changes))
 
 
-def known(name: str, names: Mapping[str, Any], what: str) -> None:
-    """Raises SystemExit, with the nearest name, for one that the protocol does not have."""
+def known(name: str, names: Mapping[str, Any], what: str) -> str:
+    """The name. Raises SystemExit, with the nearest one, when the protocol does not have it."""
     if name not in names:
         raise SystemExit(f"unknown {what} {name!r}; one of {', '.join(names)}{nearest(name, names)}")
+    return name
 
 
 def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: str) -> dict[str, Any]:

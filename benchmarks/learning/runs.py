@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from measures import Point
-from protocol import HERE, Job, Tuned
+from protocol import HERE, PLUGINS, Job, Tuned
 
 from slea_llm import checkpoint
 from slea_llm.cli import compose
@@ -113,7 +113,7 @@ class Commands:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": os.pathsep.join([str(HERE / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         with log.open("ab") as output:
             with self._lock:
@@ -177,7 +177,7 @@ class Run:
             return
         settings = self._settings(*([] if job.complete else ["evaluation.tasks=0"]))
         if job.trainer == "trl":
-            self._python(str(HERE / "outside.py"), job.recipe, *settings)
+            self._python(str(HERE / "outside.py"), job.recipe, *settings, "--until", str(job.until))
         else:
             resumed = checkpoint.latest_complete(self._train / "checkpoints", report=lambda _: None) is not None
             if resumed:

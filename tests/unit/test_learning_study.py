@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
+LEARNING = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
+sys.path[:0] = [str(LEARNING), str(LEARNING / "plugins")]
 
 from measures import Point
 from protocol import Protocol, Study, changed_recipe
