@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-LEARNING = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
-sys.path[:0] = [str(LEARNING), str(LEARNING / "plugins")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "plugins"))
 
 from measures import Point
 from protocol import Protocol, Study, changed_recipe

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-LEARNING = Path(__file__).resolve().parents[2] / "benchmarks" / "learning"
-sys.path[:0] = [str(LEARNING), str(LEARNING / "plugins")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "plugins"))
 
 from spoilt_scores import RandomScores, WrongSigns
 
@@ -81,5 +81,5 @@ def test_random_scores_are_spread_evenly_and_say_nothing_of_the_step() -> None:
 def test_they_are_found_by_name_where_their_folder_is_on_the_path() -> None:
     assert registry.load("evaluator", "wrong_signs") is WrongSigns
     assert registry.load("evaluator", "random_scores") is RandomScores
-    with pytest.raises(ConfigError, match="share 1.5"):
+    with pytest.raises(ConfigError, match=r"share 1\.5"):
         WrongSigns.Config(evaluator="right", share=1.5)
