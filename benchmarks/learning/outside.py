@@ -3,10 +3,10 @@
     python benchmarks/learning/outside.py RECIPE [key.sub=value ...] [--until N]
 
 Dialogues are played by this project's rollout with the weights that TRL has trained so far, and handed over by
-`rollout_func` token by token: prompt, sampled and other tokens, the outcome as reward. Advantages, loss, KL and optimizer
-are TRL's with its defaults; learning rate, batch, groups, epochs, LoRA, temperature and the weight of the KL are the
-recipe's. It writes metrics.jsonl and export/adapter into run.output_dir as `slea train` and `slea export` do. It has no
-checkpoints: a run that was stopped starts anew.
+`rollout_func` token by token: prompt, sampled and other tokens, the outcome as reward. Advantages, loss, KL and
+optimizer are TRL's with its defaults; learning rate, batch, groups, epochs, LoRA, temperature and the weight of the KL
+are the recipe's. It writes metrics.jsonl and export/adapter into run.output_dir as `slea train` and `slea export` do. A
+run that was stopped starts anew, since it has no checkpoints.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -117,19 +118,22 @@ class Job:
 
     def settings(self, *, base: str, output: str) -> list[str]:
         """Overrides for `slea`: the arm's, the seed's, and where this run lies."""
+        return [*self.warming(base=base, output=output), *overrides({"model.base": base})]
+
+    def warming(self, *, base: str, output: str) -> list[str]:
+        """The same for the warm start, which begins with the recipe's own model and writes the base of the run."""
         own = {
             **self.changes,
             "run.seed": self.seed,
             "run.output_dir": output,
             "warm_start.output": base,
-            "model.base": base,
             "trainer.iterations": self.iterations,
         }
         return overrides(own)
 
     def resolved(self) -> Recipe:
-        """The recipe as this job runs it. Raises ConfigError with every fault."""
-        return load_recipe(self.recipe, self.settings(base="WARM", output="RUN"))
+        """The recipe as this job runs it, its own base model named. Raises ConfigError with every fault."""
+        return _recipe(self.recipe, tuple(self.warming(base="WARM", output="RUN")))
 
     def digest(self) -> str:
         """Changes with everything that the result depends on, but the code."""
@@ -140,7 +144,8 @@ class Job:
         """What the warm start depends on: arms that agree in it share one."""
         recipe = self.resolved().model_dump(mode="json")
         facts = [recipe[name] for name in ("environment", "user", "warm_start", "run")]
-        facts += [recipe["model"]["dtype"], recipe["rollout"]["max_turns"], recipe["rollout"]["max_context_tokens"]]
+        facts += [recipe["model"][name] for name in ("base", "revision", "dtype")]
+        facts += [recipe["rollout"][name] for name in ("max_turns", "max_context_tokens", "thoughts")]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -221,6 +226,7 @@ class Protocol:
             best=self.arm(row["best"]).name if "best" in row else "",
             seeds=tuple(row["seeds"]),
             dialogues=row["dialogues"],
+            tuned=row.get("tuned", True),
             protocol=self,
         )
 
@@ -257,6 +263,8 @@ class Study:
     """The arm that is set beside the articles' figures, named before the runs; empty: none."""
     seeds: tuple[int, ...]
     dialogues: int
+    tuned: bool
+    """False: the recipe's own values, where they are of another model than the search was made with."""
     protocol: Protocol = field(repr=False)
 
     @property
@@ -272,7 +280,13 @@ def overrides(changes: Mapping[str, Any]) -> list[str]:
 
 def changed_recipe(recipe: str, changes: Mapping[str, Any]) -> Recipe:
     """A recipe with settings over it. Raises ConfigError with every fault."""
-    return load_recipe(recipe, overrides(changes))
+    return _recipe(recipe, tuple(overrides(changes)))
+
+
+@lru_cache(maxsize=512)
+def _recipe(path: str, settings: tuple[str, ...]) -> Recipe:
+    """Read once: many jobs ask for the same one."""
+    return load_recipe(path, settings)
 
 
 def known(name: str, names: Mapping[str, Any], what: str) -> str:
