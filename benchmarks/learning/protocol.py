@@ -141,11 +141,12 @@ class Job:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def warm_digest(self) -> str:
-        """What the warm start depends on: arms that agree in it share one."""
+        """What the warm start and its panel depend on: arms that agree in it share them."""
         recipe = self.resolved().model_dump(mode="json")
-        facts = [recipe[name] for name in ("environment", "user", "warm_start", "run")]
+        facts = [recipe[name] for name in ("environment", "user", "warm_start", "run", "evaluation")]
         facts += [recipe["model"][name] for name in ("base", "revision", "dtype")]
-        facts += [recipe["rollout"][name] for name in ("max_turns", "max_context_tokens", "thoughts")]
+        rollout = ("max_turns", "max_context_tokens", "max_reply_tokens", "temperature", "thoughts")
+        facts += [recipe["rollout"][name] for name in rollout]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -45,11 +45,7 @@ class Tables:
         for arm in self.arms:
             runs = self.by_arm[arm]
             turns = [run.after["mean_turns_success"] for run in runs if run.after and run.after["mean_turns_success"]]
-            ratios = [
-                run.after["mean_turns_success"] / run.expert_turns
-                for run in runs
-                if run.after and run.after["mean_turns_success"] and run.expert_turns
-            ]
+            ratios = [run.over_expert for run in runs if run.over_expert is not None]
             lines.append(
                 row(
                     arm,

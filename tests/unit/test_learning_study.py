@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "lea
 from measures import Point
 from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
-from runs import Result, repeats
+from runs import Result, over_expert, repeats
 from tables import Tables, fallen, tables, windowed
 from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
 
@@ -55,7 +55,7 @@ def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = 
         before=panel,
         after=panel,
         greedy=panel,
-        expert_turns=6.0,
+        over_expert=1.05,
         repeats=0.25,
     )
 
@@ -192,31 +192,41 @@ def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
     assert windowed(run.curve, 320) == [0.5, 0.625, 0.75, 210 / 320, 170 / 320]
 
 
-def test_asking_for_what_was_told_is_counted_by_slot() -> None:
-    turns = (
-        Turn(
-            index=0, context=(), text="", state_before={"asked": {}, "filled": {}}, state_after={"asked": {"dish": 1}}
-        ),
-        Turn(
-            index=1,
-            context=(),
-            text="",
-            state_before={"asked": {"dish": 1}, "filled": {"dish": "soup"}},
-            state_after={"asked": {"dish": 2, "time": 1}},
-        ),
-    )
-    played = Trajectory(
-        id="a",
-        task={},
+def dialogue(name: str, *turns: Turn, success: bool) -> Trajectory:
+    return Trajectory(
+        id=name,
+        task={"id": name},
         environment="order_taking",
         seed=0,
         policy_version=0,
         turns=turns,
         traces=(),
-        termination="failure",
-        outcome=-1.0,
+        termination="success" if success else "failure",
+        outcome=10.0 if success else -1.0,
     )
-    assert repeats(played) == 1
+
+
+def test_asking_for_what_was_told_is_counted_by_slot() -> None:
+    first = Turn(index=0, context=(), text="", state_before={"asked": {}}, state_after={"asked": {"dish": 1}})
+    second = Turn(
+        index=1,
+        context=(),
+        text="",
+        state_before={"asked": {"dish": 1}, "filled": {"dish": "soup"}},
+        state_after={"asked": {"dish": 2, "time": 1}},
+    )
+    assert repeats(dialogue("a", first, second, success=False)) == 1
+
+
+def test_turns_are_compared_with_the_experts_on_the_tasks_that_were_won() -> None:
+    turn = Turn(index=0, context=(), text="")
+    played = [
+        dialogue("a", turn, replace(turn, index=1), replace(turn, index=2), success=True),
+        dialogue("b", turn, success=True),
+        dialogue("c", *(replace(turn, index=at) for at in range(9)), success=False),
+    ]
+    assert over_expert(played, {"a": 2, "b": 1, "c": 4}) == pytest.approx(4 / 3)
+    assert over_expert(played[2:], {"c": 4}) is None
 
 
 def test_further_losses_and_sources_go_on_top_of_what_an_arm_has() -> None:
