@@ -1,4 +1,4 @@
-"""The learning study from end to end: killed, gone on with, kept, and never played twice; and TRL's trainer beside it."""
+"""The learning study from end to end: killed, gone on with, kept, never played twice; and TRL's trainer beside it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import pytest
 import torch
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-LEARNING = ROOT / "benchmarks" / "learning"
-sys.path.insert(0, str(LEARNING))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
 
 from runs import Result
 
@@ -26,6 +24,8 @@ from slea_llm.evaluation import EvaluationReport
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).resolve().parents[2]
+LEARNING = ROOT / "benchmarks" / "learning"
 SMALL = {
     "warm_start.dialogues": 24,
     "warm_start.from_scratch": {"hidden": 64, "layers": 1, "heads": 1, "vocab_size": 500},
