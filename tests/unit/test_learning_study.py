@@ -46,6 +46,7 @@ def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = 
         commit="0" * 40,
         versions={"python": "3.11"},
         phases={"update": 1.5},
+        paid={"outcome": tuple(0.1 * won for won in successes)},
         tokens={"rows": 1000 * PLAYED * len(successes), "sampled": 100 * PLAYED * len(successes)},
         samples=("user: hello",),
         resumed=0,
