@@ -326,6 +326,13 @@ def test_too_many_failures_stop_the_run_with_the_reason(model: PolicyCritic, tmp
         training.trainer(model, FAST, shares, tmp_path).run()
 
 
+def test_a_run_that_goes_on_whatever_breaks_says_so_when_nothing_is_left(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model, 2)
+    shares[1][0] = [training.failed(f"broken {number}") for number in range(8)]
+    with pytest.raises(TrainingError, match="0 dialogues are left for 2 minibatches; 8 of this iteration broke"):
+        training.trainer(model, FAST, shares, tmp_path, max_error_rate=1.0).run()
+
+
 class Tracker(GeneralTracker):  # type: ignore[misc]  # accelerate has no types here
     """Keeps what it is told."""
 
