@@ -21,12 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, known
+from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, Study, known
 from runs import Commands, Result, Run
-from tables import tables
+from tables import Tables, pooled, tables
 from tuning import TUNING, check_digests, read_results, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning
+from slea_llm.errors import SleaError
 
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
@@ -63,19 +64,31 @@ def run(protocol: Protocol, arguments: argparse.Namespace) -> int:
 
 def table(protocol: Protocol, arguments: argparse.Namespace) -> int:
     study = protocol.study(arguments.study)
-    folder, jobs = arguments.results / study.folder, study_jobs(study, arguments.tuning)
-    results = read_results(folder)
-    check_digests(results, jobs, folder)
-    results = {job.name: results[job.name] for job in jobs if job.name in results}
+    results = _finished(study, arguments)
     if not results:
         print(f"{study.name}: no run is finished yet")
         return 0
-    print("\n".join(tables(study, list(results.values()))))
+    print("\n".join(tables(study, results)))
     if arguments.figure is not None:
         from figure import draw
 
-        draw(list(results.values()), study=study, path=arguments.figure)
+        draw(results, study=study, path=arguments.figure)
     return 0
+
+
+def pool(protocol: Protocol, arguments: argparse.Namespace) -> int:
+    known(arguments.arm, protocol.arms, "arm")
+    studies = [protocol.study(name) for name in arguments.studies]
+    print("\n".join(pooled([Tables.of(study, _finished(study, arguments)) for study in studies], arguments.arm)))
+    return 0
+
+
+def _finished(study: Study, arguments: argparse.Namespace) -> list[Result]:
+    """The kept runs of a study, none of which was made with other settings than it has now."""
+    folder, jobs = arguments.results / study.folder, study_jobs(study, arguments.tuning)
+    results = read_results(folder)
+    check_digests(results, jobs, folder)
+    return [results[job.name] for job in jobs if job.name in results]
 
 
 def tune(protocol: Protocol, arguments: argparse.Namespace) -> int:
@@ -129,8 +142,9 @@ def _kept(future: Any, run: Run, folder: Path) -> bool:
     """Keep what a run gave; True when it failed."""
     try:
         result: Result = future.result()
-    except subprocess.CalledProcessError as error:
-        print(f"{run.folder.name}: {error}; see {run.folder / 'output.log'}", flush=True)
+    except (subprocess.CalledProcessError, SleaError, OSError, ValueError, LookupError) as error:
+        # Named and counted; the others go on, and the next call tries this one again.
+        print(f"{run.folder.name} failed: {error!r}; see {run.folder / 'output.log'}", flush=True)
         return True
     result.write(folder / f"{run.folder.name}.json")
     run.forget()
@@ -159,6 +173,10 @@ def _arguments() -> argparse.Namespace:
     one.set_defaults(do=run)
     one = commands.add_parser("table", parents=[showing, common], help="the tables of a study")
     one.set_defaults(do=table)
+    one = commands.add_parser("pool", parents=[common], help="ratios of an arm over several studies at once")
+    one.add_argument("arm")
+    one.add_argument("studies", nargs="+")
+    one.set_defaults(do=pool)
     one = commands.add_parser("tune", parents=[playing, common], help="search the values of arms")
     one.add_argument("arms", nargs="+")
     one.set_defaults(do=tune)

@@ -16,6 +16,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
 
+from measures import Point
+from protocol import Protocol
 from runs import Result
 
 from slea_llm.cli import main as slea
@@ -117,9 +119,12 @@ def test_trls_trainer_learns_from_our_dialogues_token_by_token(tmp_path: Path, m
     (tmp_path / "run").mkdir()
     sent: list[dict[str, torch.Tensor]] = []
     merged = Weights.merged_weights
-    monkeypatch.setattr(
-        Weights, "merged_weights", lambda self: sent.append(dict(merged(self))) or list(sent[-1].items())
-    )
+
+    def sending(weights: Weights) -> list[tuple[str, torch.Tensor]]:
+        sent.append(dict(merged(weights)))
+        return list(sent[-1].items())
+
+    monkeypatch.setattr(Weights, "merged_weights", sending)
     try:
         # The outcome of a policy that knows nothing is always the same: pay what differs, so that there is a gradient.
         monkeypatch.setattr("outside.outcome", lambda completion_ids, **_: [float(len(one)) for one in completion_ids])
@@ -137,3 +142,41 @@ def test_trls_trainer_learns_from_our_dialogues_token_by_token(tmp_path: Path, m
     last = dict(exported.merged_weights())
     assert last.keys() == sent[-1].keys()
     assert not torch.equal(last[name], sent[-1][name]), "with the last iteration's updates"
+
+
+def test_every_seed_stands_in_the_figure(tmp_path: Path) -> None:
+    from figure import draw
+
+    protocol = Protocol.read()
+    made = [
+        replace(one, seed=one.seed + more, arm=arm)
+        for one in [finished()]
+        for more in (0, 1)
+        for arm in ("token_gae", "streams_split")
+    ]
+    draw(made, study=protocol.study("quick"), path=tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text(encoding="utf-8")
+    assert "token_gae: 0 of 2 seeds to 80%" in text
+    assert "streams_split: 0 of 2 seeds to 80%" in text
+
+
+def finished() -> Result:
+    return Result(
+        arm="token_gae",
+        seed=101,
+        label="",
+        trainer="slea",
+        recipe="recipes/order_taking_tiny.yaml",
+        changes={},
+        iterations=2,
+        until=2,
+        digest="",
+        tuned=None,
+        commands=(),
+        commit="unknown",
+        versions={},
+        resumed=0,
+        cpu_seconds=1.0,
+        curve=(Point(played=32, successes=8, turns=5.0), Point(played=32, successes=16, turns=5.0)),
+        alarms=(),
+    )

@@ -17,7 +17,7 @@ from measures import Point
 from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
 from runs import Result, over_expert, repeats
-from tables import Tables, fallen, tables, windowed
+from tables import Tables, fallen, pooled, tables, windowed
 from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning, registry
@@ -181,6 +181,20 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert "no ratio" in "\n".join(worse.articles())
     assert "| environment steps to 80 % | 500,000 | 200,000 | 0.40 | 2,880 (3/3) |" in "\n".join(shown.articles())
     assert tables(quick(), ours + theirs)[0] == "### quick"
+
+
+def test_domains_are_pooled_only_where_every_baseline_got_there() -> None:
+    base = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102)]
+    faster = [result("streams_split", seed, 40, 130, 140, 150) for seed in (101, 102)]
+    stuck = [result("token_gae", seed, 0, 40, 40, 40) for seed in (301, 302)]
+    others = [replace(one, seed=one.seed + 200) for one in faster]
+    first = Tables.of(quick(), [*base, *faster])
+    second = Tables.of(PROTOCOL.study("second"), [*(replace(one, seed=one.seed + 200) for one in base), *others])
+    line = next(one for one in pooled([first, second], "streams_split") if "to 80%" in one)
+    assert line == "- streams_split over the baselines of quick, second, to 80%: 0.67 (0.67 to 0.67)"
+    failing = Tables.of(PROTOCOL.study("second"), [*stuck, *others])
+    line = next(one for one in pooled([first, failing], "streams_split") if "to 80%" in one)
+    assert line.endswith("no ratio (second: the baseline got there in 0 of 2 seeds)")
 
 
 def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
