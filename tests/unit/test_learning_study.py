@@ -21,6 +21,7 @@ from tables import Tables, fallen, pooled, tables, windowed
 from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning, registry
+from slea_llm.cli import compose
 from slea_llm.types import Trajectory, Turn
 
 PROTOCOL = Protocol.read()
@@ -78,6 +79,23 @@ def test_every_arm_is_a_run_that_plan_takes(name: str) -> None:
     assert arm.about
     for draw in PROTOCOL.tuning.values():
         planning.check(PROTOCOL.job(arm, 101, recipe=PROTOCOL.recipe, draw=draw, dialogues=1920, until=1920).resolved())
+
+
+@pytest.mark.usefixtures("_quick_registry")
+def test_every_evaluator_of_an_arm_can_be_built() -> None:
+    found = {}
+    for arm in PROTOCOL.arms.values():
+        recipe = changed_recipe(PROTOCOL.recipe, arm.settings(PROTOCOL.recipe, PROTOCOL.common))
+        found[repr(recipe.evaluators)] = recipe
+    assert len(found) == 6  # none, the rules, with wrong signs, learnt, random, any question
+    built = [compose.scorer(recipe).evaluators for recipe in found.values()]
+    assert sorted(one.name for several in built for one in several) == [
+        "knowledge_base",
+        "knowledge_base",
+        "random_scores",
+        "reward_model",
+        "wrong_signs",
+    ]
 
 
 @pytest.mark.parametrize("name", PROTOCOL.studies)
