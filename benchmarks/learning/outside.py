@@ -142,6 +142,8 @@ class Play:
         self._played += len(played)
         self._iteration += 1
         counted = [one for one in played if not one.excluded]
+        if not counted:
+            raise EpisodeError(f"the referee excludes all {len(played)} dialogues")
         self._line = {
             "iteration": self._iteration,
             "metrics": {
