@@ -196,6 +196,17 @@ def parse_recipe(document: Mapping[str, Any], *, source: str = "recipe") -> Reci
         raise ConfigError(_explain(error, source, Recipe)) from error
 
 
+def differences(before: Any, now: Any, place: str = "") -> list[str]:
+    """What two resolved recipes, or parts of them, say differently: `losses.0.weight: 0.5 before, 0.25 now`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(key, before.get(key), now.get(key)) for key in {**before, **now}]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(str(index), one, other) for index, (one, other) in enumerate(zip(before, now, strict=True))]
+    else:
+        return [] if before == now else [f"{place}: {before!r} before, {now!r} now"]
+    return [line for key, one, other in pairs for line in differences(one, other, f"{place}.{key}" if place else key)]
+
+
 def component_config(kind: str, spec: ComponentSpec) -> tuple[Any, Any]:
     """The component class of a spec and its validated `Config` instance.
 

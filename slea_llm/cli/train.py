@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli.arguments import LOGS, add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
-from slea_llm.config import Recipe
+from slea_llm.config import COMPONENT_SECTIONS, Recipe, differences, read_document
 from slea_llm.errors import CheckpointError
+from slea_llm.storage import atomic_write
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -47,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     accelerator = make_accelerator(recipe.trainer, output_dir=output)
     if accelerator.is_main_process:
         prepare_folder(output, fresh=arguments.fresh, resume=arguments.resume)
-        (output / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        if arguments.resume:
+            notes += _changes(output / "recipe.yaml", recipe)
+        with atomic_write(output / "recipe.yaml") as file:
+            file.write(recipe.to_yaml())
         for note in notes:
             say(f"note: {note}")
     accelerator.wait_for_everyone()
@@ -55,6 +59,23 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
+
+
+def _changes(written: Path, recipe: Recipe) -> list[str]:
+    """What a run that is gone on with says differently than before, where nobody else would notice.
+
+    Rollout, trainer and replay are compared with the checkpoint, and a weight of another shape fits no model. Raises
+    CheckpointError when policy or critic would be others.
+    """
+    if not written.is_file():
+        return []
+    before, now = read_document(written), recipe.model_dump(mode="json")
+    free = dict.fromkeys(("gradient_checkpointing", "declared_base", "trust_remote_code"))  # not in the weights
+    if odd := differences({**now["model"], **before["model"], **free}, {**now["model"], **free}, "model"):
+        raise CheckpointError(f"{written.parent} was begun with another model ({'; '.join(odd)}); start a fresh run")
+    sections = (*COMPONENT_SECTIONS, "streams", "weights", "kl_in_reward")
+    found = [line for name in sections for line in differences(before.get(name), now[name], name)]
+    return [f"resumed under other settings: {line}" for line in found]
 
 
 class TrainingRun:
