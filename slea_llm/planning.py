@@ -64,7 +64,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     user, settings = components["user"][0]
     if hasattr(user, "preflight"):
         user.preflight(settings)
-    shut = _check_evaluators(recipe, components["user"][0][0])
+    shut = _check_evaluators(recipe, components["user"][0][0], components["environment"][0][0].name)
     _check_losses(recipe)
     losses = {spec.name: config for spec, (_, config) in zip(recipe.losses, components["losses"], strict=True)}
     _check_replay(recipe, launch or Launch(), losses)
@@ -92,8 +92,8 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
 
 
-def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
-    """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
+def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs; what is odd about it."""
     shut = []
     for spec, cls, config in _evaluators(recipe):
         missing = sorted(getattr(cls, "needs", frozenset()) - GIVEN_TO_EVALUATORS)
@@ -109,6 +109,9 @@ def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
             verdict = preflight(config)
             if verdict is not None and not verdict.open:
                 shut.append(verdict.line)
+        misplaced = getattr(cls, "misplaced", None)
+        if misplaced is not None and (note := misplaced(config, {environment})):
+            shut.append(note)
     return shut
 
 

@@ -20,8 +20,9 @@ from slea_llm.wording import fragments
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-# A dot inside a number (5.7, 3.50) ends no sentence.
-_SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d))+[.!?。;\n]*")
+# A dot inside a number (5.7, 3.50) ends no sentence. Nobody says 600 characters in a breath: what goes on for longer is
+# cut, so that patterns which look ahead to the end of a sentence take a time that grows with the reply alone.
+_SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d)){1,600}[.!?。;\n]*")
 _NOTES = "notes"
 _NEGATION = 60
 """Characters before a word in which a negation of it is looked for."""

@@ -235,3 +235,12 @@ def test_replay_and_imitation_that_fit_are_taken() -> None:
 def test_imitation_of_nothing_is_refused(loss: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         planning.check(recipe(f"losses=[{{name: ppo}}, {{name: value}}, {loss}]"))
+
+
+def test_knowledge_of_another_environment_is_told_with_the_mend() -> None:
+    assert not [note for note in planning.check(recipe()) if "is knowledge of" in note]
+    (note,) = [one for one in planning.check(recipe("environment={name: trip_planning}")) if "is knowledge of" in one]
+    assert note.startswith(
+        "knowledge/order.yaml is knowledge of order_taking, and these are dialogues of trip_planning"
+    )
+    assert note.endswith("set knowledge_base's file to knowledge/trip.yaml")
