@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
-from slea_llm import registry
+from slea_llm import registry, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.settings import (
     EvaluationSettings,
@@ -158,27 +158,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return parse_recipe(document, source=str(file))
 
 
-class _OneOfEach(yaml.SafeLoader):
-    """YAML that gives no key twice; elsewhere the last of them wins without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(None, None, f"{key.value!r} is given twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, _OneOfEach)  # noqa: S506 (a SafeLoader)
-
-
 def read_document(file: Path, what: str = "recipe") -> dict[str, Any]:
     """A YAML file that holds a mapping. Raises ConfigError, which calls it `what`, for anything else."""
     try:
-        document = _parse_yaml(file.read_text(encoding="utf-8"))
+        document = strict_yaml.load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -245,7 +228,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
     try:
-        value = _parse_yaml(text) if text else None
+        value = strict_yaml.load(text) if text else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: its value is not YAML: {error}") from error
     keys = path.split(".")

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--fresh", action="store_true", help="move an existing output folder aside and start anew")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest whole checkpoint; what the recipe changes is said"
+    )
     parser.add_argument("--until", type=int, default=None, metavar="N", help="stop after N iterations of the run")
 
 
