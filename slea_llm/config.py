@@ -113,8 +113,9 @@ def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) 
     if path is not None:
         document = read_document(Path(path))
         if "model" in document:  # the recipe of a training run: the whole of it must be right
-            load_recipe(path)
+            parser = load_recipe(path).parser.model_dump()
             document = {name: document[name] for name in ScoringRecipe.model_fields if name in document}
+            document.setdefault("parser", parser)  # training's own default cuts otherwise than that of scoring
     return _scoring_recipe(document, overrides, str(path))
 
 
