@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import yaml
-
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError
 from slea_llm.wording import fragments
 
@@ -99,7 +97,7 @@ class Speech:
 
     def __init__(self, environment: str, code: str) -> None:
         source = f"{environment}/{code}.yaml"
-        self._read(yaml.safe_load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
+        self._read(strict_yaml.load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
 
     @classmethod
     def of(cls, data: Mapping[str, Any], *, code: str, source: str) -> Self:
