@@ -246,10 +246,13 @@ def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> 
         for name, stream in recipe.streams.items():
             if component.name in stream.sources and hasattr(component, "fits"):
                 notes += component.fits(config, name, stream)
-        if not getattr(config, "refresh_every", 1):
+        verdict = component.preflight(config) if hasattr(component, "preflight") else None
+        if verdict is not None and not verdict.open:
+            notes.append(verdict.line)
+        if not getattr(config, "refresh_every", 1) and not getattr(config, "model", ""):
             notes.append(
-                f"augmenter {component.name} has refresh_every 0: nothing is ever fitted and it does nothing; set it "
-                "above 0"
+                f"augmenter {component.name} has refresh_every 0 and no model: nothing is ever fitted and it does "
+                "nothing; set it above 0, or give the folder of a fitted one"
             )
     return notes
 

@@ -284,12 +284,11 @@ class Trainer:
     def _plan(self, experiences: Sequence[AugmentedExperience]) -> list[list[list[AugmentedExperience]]]:
         """Micro-batches by update; empty ones make up the number when another rank has more."""
         world_size, rank = self._reducer.world_size, int(self._accelerator.process_index)
-        counts = [0.0] * world_size
-        counts[rank] = float(len(experiences))
-        counts = self._reducer.sum(counts)
+        counts = self._reducer.sum([float(len(experiences)) if one == rank else 0.0 for one in range(world_size)])
         total, offset = int(sum(counts)), int(sum(counts[:rank]))
         if total < self._minibatches:
-            raise TrainingError(f"{total} dialogues are left for {self._minibatches} minibatches; none would be whole")
+            broke = f"{self._metrics.get('episodes/failed', 0):.0f} of this iteration broke"
+            raise TrainingError(f"{total} dialogues are left for {self._minibatches} minibatches; {broke}")
         plan: list[list[list[AugmentedExperience]]] = []
         for epoch in range(self._settings.epochs):
             dealt = deal(total, self._minibatches, seed=(self._options.seed, self.iteration, epoch))
@@ -336,12 +335,12 @@ class Trainer:
                 self._report(alarm.line())
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
         if self._settings.trackers:
-            own = {f"seconds/{name}": value for name, value in seconds.items()}
-            own |= {f"peak_gib/{name}": value for name, value in peak.items()}
-            self._accelerator.log({**counters, **metrics, **own}, step=self.iteration)
+            told = {f"seconds/{name}": value for name, value in seconds.items()}
+            told |= {f"peak_gib/{name}": value for name, value in peak.items()}
+            self._accelerator.log({**counters, **metrics, **told}, step=self.iteration)
         if self._accelerator.is_main_process:
-            names = [alarm.name for alarm in alarms]
-            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak, "alarms": names})
+            own = {"seconds": seconds, "cpu_seconds": self._clock.cpu_seconds(), "peak_gib": peak}
+            self._log.append({**counters, "metrics": metrics, **own, "alarms": [alarm.name for alarm in alarms]})
         return metrics, seconds
 
     def _save_when_due(self) -> None:

@@ -122,9 +122,9 @@ class TrainingRun:
             chat=session.chat,
             available={"continuations": session.continuations, "chat_models": session.chat_models},
         )
-        for gate in scorer.gates().values() if main else ():
-            say(gate.line)
         crediting = compose.crediting(recipe)
+        if main:
+            _say_gates(scorer, crediting)
         collector = OnlineCollector(
             environment=session.environment,
             rollout=session.rollout,
@@ -296,3 +296,12 @@ class TrainingRun:
             say(f"{moment}: {report.line()}")
             record(self._output / "evaluation.jsonl", report, moment=moment, policy_version=policy_version)
         return report
+
+
+def _say_gates(scorer: Scorer, crediting: Crediting) -> None:
+    """Whether what was learnt may move training: evaluators, then augmenters."""
+    from slea_llm.interfaces import Gated
+
+    learnt = [one.gate for one in crediting.augmenters if isinstance(one, Gated)]
+    for gate in (*scorer.gates().values(), *learnt):
+        say(gate.line)

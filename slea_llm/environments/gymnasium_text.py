@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slea_llm import prompts
+from slea_llm.checks import check_least
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, EpisodeError, MissingDependencyError, UnsupportedError
 from slea_llm.interfaces import Agent
@@ -36,8 +37,7 @@ class GymnasiumText:
         max_turns: int = 50
 
         def __post_init__(self) -> None:
-            if self.max_turns < 1:
-                raise ConfigError(f"max_turns is {self.max_turns}; it must be at least 1")
+            check_least(self, max_turns=1)
             names = [name.strip().lower() for name in self.actions]
             if len({*names}) < len(names) or "" in names:
                 raise ConfigError(f"actions {list(self.actions)} are not names that differ (capitals do not count)")

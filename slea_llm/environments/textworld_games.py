@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slea_llm import prompts
+from slea_llm.checks import check_least
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, MissingDependencyError, UnsupportedError
 from slea_llm.types import Task, Termination
@@ -35,8 +36,7 @@ class TextWorldGames:
         max_turns: int = 50
 
         def __post_init__(self) -> None:
-            if self.max_turns < 1:
-                raise ConfigError(f"max_turns is {self.max_turns}; it must be at least 1")
+            check_least(self, max_turns=1)
 
     name: ClassVar[str] = "textworld"
     needs: ClassVar[frozenset[str]] = frozenset()

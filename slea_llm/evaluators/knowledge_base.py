@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from slea_llm import assets
+from slea_llm.checks import check_choices
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts
 from slea_llm.evaluators.knowledge_file import NAMED_SLOTS, Likeness, NoStateError, read_knowledge, read_words
@@ -61,8 +62,7 @@ class KnowledgeBase:
         def __post_init__(self) -> None:
             if not (math.isfinite(self.default) and abs(self.default) <= 1):
                 raise ConfigError(f"default {self.default} is not in [-1, 1]")
-            if self.unmatched not in ("neutral", "unscored"):
-                raise ConfigError(f"unmatched {self.unmatched!r} is not one of neutral, unscored")
+            check_choices(self, unmatched=("neutral", "unscored"))
 
     def __init__(self, config: Config, *, encoder: TextEncoder | None = None) -> None:
         """Read the file; `encoder` is used in place of the one that the settings name.

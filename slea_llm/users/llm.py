@@ -19,6 +19,8 @@ from slea_llm.users import speech
 from slea_llm.users.briefing import Briefing
 
 FIELDS = frozenset({"persona", "goal", "stop"})
+LONGEST_RAW = 200_000
+"""Characters of a raw answer that are looked at, private reasoning included."""
 FAULTS: Mapping[str, str] = {
     "empty": "it says nothing",
     "both_sides": "it holds words of the other side; write the customer's words alone",
@@ -263,9 +265,8 @@ class _Reading:
 
     def read(self, answer: Mapping[str, Any]) -> speech.Speech:
         """The words without a fault; raises ValueError that names the first one."""
-        found = speech.heard(
-            answer["text"], stop=self._config.stop, longest=self._config.longest, cut=bool(answer["cut"])
-        )
+        raw, cut = answer["text"], bool(answer["cut"]) or len(answer["text"]) > LONGEST_RAW
+        found = speech.heard(raw[:LONGEST_RAW], stop=self._config.stop, longest=self._config.longest, cut=cut)
         faults = list(found.faults)
         if found.stop and not found.text and self._first:
             faults.append("early_stop")

@@ -80,7 +80,10 @@ def everything(trainer: Trainer, model: PolicyCritic) -> dict[str, Any]:
 def lines(folder: Path) -> list[dict[str, Any]]:
     """Metrics without the seconds, which no two runs share."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in record.items() if key not in {"seconds", "peak_gib"}} for record in records]
+    return [
+        {key: value for key, value in record.items() if key not in {"seconds", "cpu_seconds", "peak_gib"}}
+        for record in records
+    ]
 
 
 def seed_all() -> None:
@@ -321,6 +324,13 @@ def test_too_many_failures_stop_the_run_with_the_reason(model: PolicyCritic, tmp
     shares[0][0][:3] = [training.failed(f"broken {number}") for number in range(3)]
     with pytest.raises(TrainingError, match=r"3 of 8 dialogues .* failed, more than the share 0\.2.*broke"):
         training.trainer(model, FAST, shares, tmp_path).run()
+
+
+def test_a_run_that_goes_on_whatever_breaks_says_so_when_nothing_is_left(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model, 2)
+    shares[1][0] = [training.failed(f"broken {number}") for number in range(8)]
+    with pytest.raises(TrainingError, match="0 dialogues are left for 2 minibatches; 8 of this iteration broke"):
+        training.trainer(model, FAST, shares, tmp_path, max_error_rate=1.0).run()
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc]  # accelerate has no types here
