@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
@@ -79,8 +80,8 @@ class Recipe(BaseModel):
             )
         if not self.streams:
             raise ValueError("streams is empty; give at least one, such as outcome: {sources: [outcome]}")
-        if self.kl_in_reward < 0:
-            raise ValueError(f"kl_in_reward {self.kl_in_reward} is negative")
+        if not 0 <= self.kl_in_reward < math.inf:
+            raise ValueError(f"kl_in_reward {self.kl_in_reward} must be finite and 0 or more")
         return self
 
     def to_yaml(self) -> str:
@@ -110,7 +111,7 @@ def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) 
     """
     document: dict[str, Any] = {}
     if path is not None:
-        document = _read_document(Path(path))
+        document = read_document(Path(path))
         if "model" in document:  # the recipe of a training run: the whole of it must be right
             load_recipe(path)
             document = {name: document[name] for name in ScoringRecipe.model_fields if name in document}
@@ -151,21 +152,39 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises ConfigError that lists every fault at once, each with its place, its value and the nearest known key.
     """
     file = Path(path)
-    document = _read_document(file)
+    document = read_document(file)
     for override in overrides:
         _apply(document, override)
     return parse_recipe(document, source=str(file))
 
 
-def _read_document(file: Path) -> dict[str, Any]:
+class _OneOfEach(yaml.SafeLoader):
+    """YAML that gives no key twice; elsewhere the last of them wins without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(None, None, f"{key.value!r} is given twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, _OneOfEach)  # noqa: S506 (a SafeLoader)
+
+
+def read_document(file: Path, what: str = "recipe") -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises ConfigError, which calls it `what`, for anything else."""
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = _parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"recipe {file} cannot be read: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {file} is not YAML: {error}") from error
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {file} is not YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"recipe {file} must be a mapping of sections, not {type(document).__name__}")
+        raise ConfigError(f"{what} {file} must be a mapping of sections, not {type(document).__name__}")
     return document
 
 
@@ -214,7 +233,10 @@ def _apply(document: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
-    value = yaml.safe_load(text) if text else None
+    try:
+        value = _parse_yaml(text) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: its value is not YAML: {error}") from error
     keys = path.split(".")
     node: Any = document
     for depth, key in enumerate(keys[:-1]):
@@ -279,7 +301,8 @@ def _fields(node: Any) -> dict[str, Any]:
     if isinstance(node, type) and issubclass(node, BaseModel):
         return {name: _inner(info.annotation) for name, info in node.model_fields.items()}
     if dataclasses.is_dataclass(node):
-        return {entry.name: entry.type for entry in dataclasses.fields(node)}
+        hints = get_type_hints(node)
+        return {entry.name: _inner(hints[entry.name]) for entry in dataclasses.fields(node)}
     return {}
 
 

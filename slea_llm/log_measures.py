@@ -53,9 +53,14 @@ class Facts:
     first_harm: tuple[int, int] | None
 
     @property
+    def known_scores(self) -> list[float]:
+        """Those of the scored steps."""
+        return [score for score in self.scores if score is not None]
+
+    @property
     def mean_score(self) -> float | None:
         """The mean over the scored steps."""
-        known = [score for score in self.scores if score is not None]
+        known = self.known_scores
         return math.fsum(known) / len(known) if known else None
 
 

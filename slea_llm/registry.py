@@ -45,6 +45,8 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         "evaluator": MappingProxyType(
             {
                 "rules": "slea_llm.evaluators.rules:Rules",
+                "tool_use": "slea_llm.evaluators.tool_use:ToolUse",
+                "tool_use_outcomes": "slea_llm.evaluators.tool_use_outcomes:ToolUseOutcomes",
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
                 "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",

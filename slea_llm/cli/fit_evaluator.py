@@ -36,6 +36,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "return_decomposition": {},
         "hindsight": {},
         "counterfactual_prediction": {},
+        "tool_use_outcomes": {},
     }
 )
 """Evaluator -> the options that its fit reads beside log, output, recipe and seed."""
@@ -191,13 +192,14 @@ def _fit_causal(
 def _fit_outcomes(
     data: Sequence[ScoredTrajectory], _options: Mapping[str, Any], _recipe: Recipe | None, arguments: argparse.Namespace
 ) -> Verdict:
-    from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition
+    from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition, tool_use_outcomes
 
     name = arguments.evaluator
     fits: Mapping[str, Callable[..., fitted.Fitted]] = {
         return_decomposition.KIND: return_decomposition.fit,
         hindsight.KIND: hindsight.fit,
         counterfactual.PREDICTION: counterfactual.fit_prediction,
+        tool_use_outcomes.KIND: tool_use_outcomes.fit,
     }
     learnt = fits[name](data, seed=arguments.seed)
     learnt.save(arguments.output)
@@ -213,5 +215,6 @@ FITS: Mapping[str, Callable[..., Verdict]] = MappingProxyType(
         "return_decomposition": _fit_outcomes,
         "hindsight": _fit_outcomes,
         "counterfactual_prediction": _fit_outcomes,
+        "tool_use_outcomes": _fit_outcomes,
     }
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slea_llm.checks import check_least, check_shares
+from slea_llm.checks import check_least, check_most, check_shares
 from slea_llm.environments.agents import Errors, Plan, Track
 from slea_llm.environments.code_task_agents import SUBMIT, errors, plan, track
 from slea_llm.environments.code_task_spec import Case, Spec, cases_of, driven, fault, spec_of
@@ -30,6 +30,9 @@ LONGEST_EXPERT = 11
 
 MOST_CODE = 100_000
 """Characters of a submission."""
+
+MOST_SETTING = 1_000_000
+"""Of submissions, of seconds a test and of MiB."""
 
 _KEPT_RESULTS = 512
 
@@ -68,6 +71,7 @@ class CodeTask(NotedTasks["CodeEpisode"]):
             check_least(self, max_turns=LONGEST_EXPERT, why="some tasks need as many")
             check_shares(self, "misstated_share", "vague_share")
             check_least(self, submissions=1, case_seconds=0.1, memory_mib=64)
+            check_most(self, submissions=MOST_SETTING, case_seconds=MOST_SETTING, memory_mib=MOST_SETTING)
 
     name: ClassVar[str] = "code_task"
     config: Config

@@ -138,11 +138,15 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """A whole file. `slots`: how a step names a slot; `heard`: how user and tools do."""
+    """A whole file. `slots`: how a step names a slot; `heard`: how user and tools do.
+
+    `environments` are those that it was written for; none: it does not say.
+    """
 
     slots: MARKS
     heard: MARKS
     patterns: tuple[Pattern, ...]
+    environments: tuple[str, ...] = ()
 
     @property
     def examples(self) -> tuple[tuple[str, str], ...]:
@@ -156,14 +160,27 @@ def read_knowledge(source: str, content: bytes) -> Knowledge:
         document = yaml.safe_load(content)
     except yaml.YAMLError as error:
         raise ConfigError(f"knowledge file {source} is not YAML: {error}") from error
-    _check_keys(source, document, required=("slots", "patterns"), optional=("description", "heard"))
+    _check_keys(source, document, required=("slots", "patterns"), optional=("description", "environments", "heard"))
+    environments = document.get("environments", [])
+    if not isinstance(environments, list) or not all(isinstance(name, str) for name in environments):
+        raise ConfigError(f"{source}: environments is a list of names, not {environments!r}")
     slots = _marks(source, "slot", document["slots"])
     heard = {**slots, **_marks(source, "heard", document.get("heard", {}))}
     patterns = tuple(_pattern(source, entry, heard) for entry in document["patterns"])
     names = [pattern.name for pattern in patterns]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{source}: patterns named more than once: {', '.join(repeated)}")
-    return Knowledge(slots=slots, heard=heard, patterns=patterns)
+    return Knowledge(slots=slots, heard=heard, patterns=patterns, environments=tuple(environments))
+
+
+def file_for(environment: str) -> str | None:
+    """The file of the package that was written for an environment; None when there is none."""
+    for name in assets.names("data"):
+        if name.startswith("knowledge/"):
+            document = yaml.safe_load(assets.find("data", name).read_bytes())
+            if environment in document.get("environments", ()):
+                return name
+    return None
 
 
 def read_words() -> Words:

@@ -340,7 +340,8 @@ def test_a_fit_that_fails_leaves_the_copy_of_before(tmp_path: Path) -> None:
 
 def test_a_part_starts_from_the_copy_that_an_earlier_run_fitted() -> None:
     data = plain_orders(60)
-    for cls in (ValueShaping, AttentionCredit):
+    classes: tuple[Any, ...] = (ValueShaping, AttentionCredit)
+    for cls in classes:
         folder = fitted_augmenter(cls.name)
         loaded, started = cls(cls.Config()), cls(cls.Config(model=str(folder)))
         loaded.load(folder)

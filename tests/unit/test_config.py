@@ -50,7 +50,8 @@ def test_a_value_out_of_range_names_value_and_range() -> None:
         ({"rollout": {"episodes": 10, "group_size": 4}}, "group_size 4 does not divide episodes 10"),
         ({"rollout": {"episodes": 32}, "trainer": {"minibatch": 10}}, "minibatch 10 does not divide episodes 32"),
         ({"streams": {}}, "streams is empty"),
-        ({"kl_in_reward": -1}, "kl_in_reward -1.0 is negative"),
+        ({"kl_in_reward": -1}, r"kl_in_reward -1\.0 must be finite and 0 or more"),
+        ({"kl_in_reward": float("nan")}, "kl_in_reward nan must be finite and 0 or more"),
         ({"rollout": {"tasks": 5000}, "evaluation": {"panel_seed": 100}}, "reaches into the evaluation panel"),
     ],
 )
@@ -80,6 +81,9 @@ def test_overrides_reach_fields_list_entries_and_component_options(tmp_path: Pat
         ("losses.valu.weight=1", "did you mean 'value'?"),
         ("model.base.deeper=1", "holds 'some/model', which has no keys"),
         ("trainer.epoch=1", "did you mean 'epochs'?"),
+        ("trainer.epochs=[1", "override 'trainer.epochs=[1': its value is not YAML"),
+        ("trainer={epochs: 1, epochs: 2}", "'epochs' is given twice"),
+        ("warm_start={from_scratch: {hiden: 64}}", "known: heads, hidden, layers, vocab_size (did you mean 'hidden'?)"),
     ],
 )
 def test_a_bad_override_says_what_is_wrong(tmp_path: Path, override: str, message: str) -> None:
@@ -101,6 +105,9 @@ def test_an_unknown_component_and_an_unknown_option_name_the_nearest() -> None:
     text = str(caught.value)
     assert "did you mean 'nested_gae'?" in text
     assert "did you mean 'clip_low'?" in text
+    nested = parse_recipe({**MINIMAL, "parser": {"name": "reply", "tags": {"tool_tag": ["call"]}}})
+    with pytest.raises(ConfigError, match=r"tags\.tool_tag: unknown key; .*did you mean 'tool_tags'"):
+        check_components(nested)
 
 
 def test_component_options_are_validated_by_the_component_itself() -> None:
@@ -113,6 +120,28 @@ def test_component_options_are_validated_by_the_component_itself() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_parses_and_its_components_resolve(name: str) -> None:
     check_components(load_recipe(find("recipes", name)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"model: {base: a}\nenvironment: {name: order_taking}\nmodel: {base: b}\n",
+            r"'model' is given twice(.|\n)*line 3",
+        ),
+        (
+            b"model: {base: a}\nenvironment: {name: order_taking, max_turns: 12, max_turns: 20}",
+            "'max_turns' is given twice",
+        ),
+        (b"model: \xff", "is not YAML: 'utf-8' codec"),
+        (b"", "must be a mapping of sections, not NoneType"),
+    ],
+)
+def test_a_file_that_says_a_thing_twice_or_nothing_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
 
 
 def test_a_missing_file_and_a_list_are_refused(tmp_path: Path) -> None:
