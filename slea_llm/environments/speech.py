@@ -136,6 +136,11 @@ class Speech:
         ):
             if unknown := sorted(set(names) ^ known):
                 raise ConfigError(f"data file {self.source}: {place} and slots differ in {', '.join(unknown)}")
+        forms = self.data.get("read_back", {})
+        if unknown := sorted({slot for key in forms for slot in str(key).split("+")} - known):
+            raise ConfigError(f"data file {self.source}: read_back names {', '.join(unknown)}, no slot of it")
+        if forms and (missing := sorted(known - forms.keys())):
+            raise ConfigError(f"data file {self.source}: read_back has no form for {', '.join(missing)}")
 
     def slot_list(self, slots: Iterable[str]) -> str:
         """The names of slots as one says them in a row."""
