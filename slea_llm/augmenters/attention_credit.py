@@ -74,7 +74,7 @@ class AttentionCredit(LearntAugmenter):
                     raise ConfigError(f"{key} {getattr(self, key)} must be {least} or more")
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config: AttentionCredit.Config = config
         super().__init__(encoder=config.encoder, refresh_every=config.refresh_every, window=config.window)
         self.reads = frozenset({config.probe} if config.probe else ())
         self.agreement: float | None = None

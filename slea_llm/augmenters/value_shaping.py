@@ -91,7 +91,7 @@ class ValueShaping(LearntAugmenter):
                 raise ConfigError(f"window {self.window} must be 1 or more")
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config: ValueShaping.Config = config
         super().__init__(encoder=config.encoder, refresh_every=config.refresh_every, window=config.window)
         if config.model:
             self.load(Path(config.model))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slea_llm.checks import check_least, check_shares
+from slea_llm.checks import check_least, check_most, check_shares
 from slea_llm.environments.agents import Errors, Plan, Track
 from slea_llm.environments.code_task_agents import SUBMIT, errors, plan, track
 from slea_llm.environments.code_task_spec import Case, Spec, cases_of, driven, fault, spec_of
@@ -30,7 +31,14 @@ LONGEST_EXPERT = 11
 MOST_CODE = 100_000
 """Characters of a submission."""
 
+MOST_SETTING = 1_000_000
+"""Of submissions, of seconds a test and of MiB."""
+
 _KEPT_RESULTS = 512
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_FENCED = "\2"
+"""Stands for a fence while a reply is understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +71,7 @@ class CodeTask(NotedTasks["CodeEpisode"]):
             check_least(self, max_turns=LONGEST_EXPERT, why="some tasks need as many")
             check_shares(self, "misstated_share", "vague_share")
             check_least(self, submissions=1, case_seconds=0.1, memory_mib=64)
+            check_most(self, submissions=MOST_SETTING, case_seconds=MOST_SETTING, memory_mib=MOST_SETTING)
 
     name: ClassVar[str] = "code_task"
     config: Config
@@ -154,6 +163,13 @@ class CodeEpisode(NotedEpisode):
     def __init__(self, environment: CodeTask, spec: Spec, *, tests: int, **frame: Any) -> None:
         super().__init__(**frame)
         self._environment, self._spec, self._tests = environment, spec, tests
+
+    def take_words(self, reply: str) -> Outcome:
+        """What a spoken reply does; code in a fence asks nothing and reads nothing back, and it is not run."""
+        fences = iter(_FENCE.findall(reply))
+        outcome = super().take_words(_FENCE.sub(_FENCED, reply))
+        heard = re.sub(_FENCED, lambda _: next(fences, ""), str(outcome.acts["heard"]))
+        return replace(outcome, acts={**outcome.acts, "heard": heard})
 
     def take_call(self, call: Call) -> Outcome:
         if call.arguments is None:

@@ -10,7 +10,7 @@ import copy
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -116,13 +116,14 @@ class NotedEpisode:
         return Outcome(to_user=True, acts={**acts, **self.acts_of(heard, reply)})
 
     def take_calls(self, made: Sequence[Call]) -> Outcome:
-        """What the calls of one reply do."""
-        outcomes = [self.take_call(call) for call in made]
-        ended = next((outcome for outcome in outcomes if outcome.termination is not None), None)
-        messages = tuple(message for outcome in outcomes for message in outcome.messages)
-        if ended is not None:
-            return ended
-        return Outcome(messages=messages, acts={**outcomes[-1].acts, "heard": ""})
+        """What the calls of one reply do, in order; what stands behind the one that ends the dialogue does nothing."""
+        messages: tuple[Message, ...] = ()
+        for call in made:
+            outcome = self.take_call(call)
+            messages += outcome.messages
+            if outcome.termination is not None:
+                return replace(outcome, messages=messages)
+        return Outcome(messages=messages, acts={**outcome.acts, "heard": ""})
 
     def take_call(self, call: Call) -> Outcome:
         """What one call does; an environment without tools says so."""

@@ -18,6 +18,9 @@ from slea_llm.types import Task, Termination
 
 SUFFIXES: tuple[str, ...] = (".z8", ".ulx", ".json")
 
+MOST = 200
+"""Characters of a command, more than any game reads: interpreters in C are given nothing longer."""
+
 
 class TextWorldGames:
     """Seed s is game s modulo the number of games; equal games give equal dialogues."""
@@ -95,7 +98,11 @@ class _TextWorld:
 
     def act(self, action: str) -> Shown:
         # A reply of several lines is one command: the interpreter would take each line for one.
-        self._state, score, done = self._made.step(" ".join(action.split()) or "look")
+        command = " ".join("".join(letter if letter.isprintable() else " " for letter in action).split())
+        if len(command) > MOST:
+            text = f"A command has at most {MOST} characters; this one has {len(command)}."
+            return Shown(text=text, actions=self._actions())
+        self._state, score, done = self._made.step(command or "look")
         gained, self._score = float(score or 0) - self._score, float(score or 0)
         ended: Termination | None = ("success" if self._state.won else "failure") if done else None
         return Shown(text=str(self._state.feedback).strip(), reward=gained, ended=ended, actions=self._actions())
@@ -114,7 +121,7 @@ class _TextWorld:
 def _games(place: str) -> list[Path]:
     """The game files of a place, in the order of their names; raises ConfigError when there are none."""
     path = Path(place)
-    if place and path.is_file():
+    if place and path.is_file() and path.suffix in SUFFIXES:
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in (".z8", ".ulx")) if place and path.is_dir() else []
     if not found:

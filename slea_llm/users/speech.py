@@ -206,6 +206,21 @@ def echoes(text: str, other: Sequence[str]) -> bool:
     return len(words) >= 5 and bool(other) and words == words_of(other[-1])
 
 
+def runs_of(text: str, length: int) -> frozenset[tuple[str, ...]]:
+    """Every run of `length` words in a text; twice as many where each Chinese character is a word."""
+    words = words_of(text)
+    length = 2 * length if re.search("[\u4e00-\u9fff]", text) else length
+    return frozenset(tuple(words[at : at + length]) for at in range(len(words) - length + 1))
+
+
+def recites(text: str, runs: frozenset[tuple[str, ...]]) -> bool:
+    """Whether a text holds one of these runs of words."""
+    words = words_of(text)
+    return any(
+        tuple(words[at : at + length]) in runs for length in {len(run) for run in runs} for at in range(len(words))
+    )
+
+
 def defused(text: str) -> str:
     """The words with blanks in whatever looks like a control token, for servers that would read it as one."""
     return _CONTROL.sub(lambda match: match[0][0] + " " + match[0][1:-1] + " " + match[0][-1], text)

@@ -22,8 +22,9 @@ from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.records import decode_scored, encode_scored
 from slea_llm.settings import TrainerSettings
 from slea_llm.trainer import Trainer
-from slea_llm.types import ScoredTrajectory
+from slea_llm.types import ScoredTrajectory, StepKind
 from tests.support import training
+from tests.support.experience import dialogue
 
 pytestmark = pytest.mark.integration
 
@@ -304,6 +305,17 @@ def test_the_early_stop_keeps_the_number_of_updates(model: PolicyCritic, tmp_pat
 def test_updates_do_not_depend_on_turns(model: PolicyCritic, tmp_path: Path, turns: int) -> None:
     rng = np.random.default_rng(3)
     some = [training.random_dialogue(rng, f"t{one}", max_turns=turns) for one in range(8)]
+    trainer = training.trainer(model, FAST, [[training.sampled_by(model, some)]] * 4, tmp_path)
+    trainer.run(until=1)
+    assert trainer.update == 4
+
+
+@pytest.mark.parametrize("steps", [1, 12])
+def test_updates_do_not_depend_on_steps(model: PolicyCritic, tmp_path: Path, steps: int) -> None:
+    """Twelve tokens a turn, as one step or as twelve."""
+    shape: list[list[tuple[StepKind, int]]] = [[("reply", 12 // steps)] * steps] * 2
+    scores = {"judge": {(turn, step): 0.5 for turn in range(2) for step in range(steps)}}
+    some = [dialogue(shape, rewards=[0.0, float(one % 2)], scores=scores, name=f"t{one}") for one in range(8)]
     trainer = training.trainer(model, FAST, [[training.sampled_by(model, some)]] * 4, tmp_path)
     trainer.run(until=1)
     assert trainer.update == 4
