@@ -30,6 +30,8 @@ PARTIES: tuple[str, ...] = get_args(Party)
 FIELDS = frozenset({"goal", "dialogue", "ending"})
 TRUSTED = frozenset({"scripted"})
 """Users that say what their task says and nothing else: no fault of theirs is looked for in their words."""
+AGAINST_GOAL = frozenset({"contradicts_goal", "changes_goal", "invents", "made_up", "wrong_agreement", "wrong_denial"})
+"""What no rule can say against a goal that is told in prose alone: these are noted, and blame nobody."""
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -205,8 +207,12 @@ class Referee:
 
 
 def _weighs(seen: View) -> bool:
-    """Whether a failure is decided by all the evidence: only where there is a goal to hold it against."""
-    return bool(seen.wanted) and seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed
+    """Whether a failure is decided by all the evidence: only where there are slots to hold it against."""
+    return _has_slots(seen) and seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed
+
+
+def _has_slots(seen: View) -> bool:
+    return len(seen.wanted) >= 2
 
 
 def rule_faults(seen: View) -> tuple[Fault, ...]:
@@ -219,6 +225,8 @@ def find(seen: View) -> tuple[Fault, ...]:
     faults = list(other_faults(seen))
     if seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed:
         faults += [*form_faults(seen), *goal_faults(seen), *conduct_faults(seen)]
+    if seen.goal_text and not _has_slots(seen):
+        faults = [replace(one, weight="minor") if one.kind in AGAINST_GOAL else one for one in faults]
     order = ("decisive", "serious", "suspect", "minor")
     unique = {(one.party, one.kind, one.turn): one for one in reversed(faults)}
     return tuple(sorted(unique.values(), key=lambda one: (order.index(one.weight), one.party == "user", one.turn)))

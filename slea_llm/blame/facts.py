@@ -344,6 +344,10 @@ def _holds(text: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value)}(?:s|es)?(?!\w)", plain) is not None
 
 
+PROSE = ("story", "description", "text", "instructions", "instruction")
+"""Keys of a goal, or of its user, under which the goal is told in words."""
+NAMES = ("id", "task_id", "language", "ending", "outputs", "actions")
+"""Keys of a task that name it or say how it is judged: nothing that a user is there to tell."""
 NOT_VALUES = frozenset(
     {
         "wording",
@@ -363,7 +367,7 @@ NOT_VALUES = frozenset(
 
 
 def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
-    """The slots of a goal: those of `user.values`, `values` or `inform`, else every scalar in it."""
+    """The slots of a goal: those of `user.values`, `values` or `inform`, else its scalars that are no prose or name."""
     user = goal.get("user")
     agenda = user if isinstance(user, Mapping) else {}
     for source in (agenda.get("values"), goal.get("values"), goal.get("inform")):
@@ -373,7 +377,7 @@ def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
                 replace(slot, wrong=(str(misstated[slot.slot]),)) if slot.slot in misstated else slot
                 for slot in _slots(source, "")
             )
-    return tuple(_slots({key: value for key, value in goal.items() if key != "user"}, ""))
+    return tuple(_slots({key: value for key, value in goal.items() if key not in ("user", *NAMES, *PROSE)}, ""))
 
 
 def _slots(value: Any, name: str) -> Iterator[Wanted]:

@@ -40,6 +40,10 @@ _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
 
 
+_ADDRESS = re.compile(r"[\w.+-]+@[\w.-]+|https?://\S+")
+"""E-mail and web addresses are of no language."""
+
+
 def form_faults(seen: View) -> Iterator[Fault]:
     """Faults of form in every line of the user."""
     own: list[str] = []
@@ -78,7 +82,7 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     if found := speech.other_side(text) or _labels(text) or _transcript(text):
         yield of_user("both_sides", line, weight="decisive", note=found)
     if found := speech.flips_role(text) or cue("agent_talk", plain):
-        yield of_user("role_flip", line, found)
+        yield of_user("role_flip", line, found, weight="minor" if _may_say(found, line, seen) else "serious")
     for kind, quote in (
         ("control_tokens", _first(_CONTROL, text)),
         ("stop_signal", _stop_signal(line, plain, seen)),
@@ -90,6 +94,18 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     ):
         if quote:
             yield of_user(kind, line, quote, weight="decisive" if kind in ("tampers", "structured") else "serious")
+
+
+def _may_say(found: str, line: Line, seen: View) -> bool:
+    """Whether words of an agent fit a user too: it offers something else than what it was asked for, or is sorry."""
+    agent = next((one for one in reversed(seen.before(line, "agent")) if one.text), None)
+    polite = re.search(r"anything else|apologi[sz]e|sorry", found.lower())
+    return bool(
+        polite
+        and agent is not None
+        and (cue("needs", agent.plain) or cue("asks", agent.plain))
+        and not speech.is_farewell(line.text)
+    )
 
 
 def _labels(text: str) -> str:
@@ -109,7 +125,7 @@ def _transcript(text: str) -> str:
         return f"{labels[0]}: ... {labels[1]}:"
     quoted = _QUOTED.findall(text)
     if len(quoted) >= 3 and sum(map(len, quoted)) > 0.5 * len(text):
-        return quoted[1]
+        return str(quoted[1])
     return ""
 
 
@@ -130,7 +146,8 @@ def _stop_signal(line: Line, plain: str, seen: View) -> str:
     if line.turn < len(seen.trajectory.turns):
         return found
     said = [part for part in re.split(r"[.!?。！？\n]+", line.text.replace(found, "")) if re.search(r"\w", part)]
-    return found if said and not speech.is_farewell(said[-1]) else ""
+    polite = any(speech.is_farewell(part) or cue("thanks", part.lower()) for part in said)
+    return found if said and not polite else ""
 
 
 def _copied(plain: str, goal_text: str) -> str:
@@ -167,8 +184,9 @@ def _gibberish(text: str, words: list[str]) -> str:
         return "the same words over and over"
     for size in (1, 2, 3):
         runs = [words[place : place + size] for place in range(0, len(words) - size + 1)]
-        for place in range(len(runs) - 3 * size):
-            if all(runs[place] == runs[place + size * more] for more in (1, 2, 3)):
+        for place, run in enumerate(runs):
+            times = 6 if size == 1 and not run[0].isascii() else 4  # "谢谢谢谢" is none
+            if runs[place : place + size * times : size] == [run] * times:
                 return "a loop"
     stripped = text.strip()
     if len(stripped) >= 8 and sum(bool(_PLAIN.match(letter)) for letter in stripped) < 0.6 * len(stripped):
@@ -186,6 +204,7 @@ def _gibberish(text: str, words: list[str]) -> str:
 
 def _foreign(text: str, words: list[str], seen: View) -> str:
     language = seen.language or _language_of_agent(seen)
+    text = _ADDRESS.sub(" ", text)
     asian, latin = len(_CJK.findall(text)), len(_LATIN.findall(text))
     other = len(_OTHER_SCRIPT.findall(text))
     if other >= 4 and other > 0.3 * max(len(text.replace(" ", "")), 1):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 
 from slea_llm.blame.facts import CHINESE_DIGITS, Wanted, facts, normal
 from slea_llm.blame.view import common_words
-from slea_llm.users import speech
 
 TOLD = 0.5
 """Share of a value's pieces in a text from which the text tells it."""
@@ -94,7 +94,7 @@ def pieces(text: str) -> frozenset[str]:
             found.add(stem(word))
     for run in re.findall(r"[\u4e00-\u9fff]+", plain):
         signs = [sign for sign in run if sign not in _SMALL_ZH]
-        found |= {one + two for one, two in zip(signs, signs[1:], strict=False)} or set(signs)
+        found |= {one + two for one, two in pairwise(signs)} or set(signs)
     return frozenset(found)
 
 
@@ -162,8 +162,3 @@ def overlap(one: str, other: str) -> float:
     """Share of pieces that two texts have in common."""
     first, second = pieces(one), pieces(other)
     return len(first & second) / max(len(first | second), 1)
-
-
-def words_in(text: str) -> int:
-    """How many words a text has."""
-    return len(speech.words_of(text))
