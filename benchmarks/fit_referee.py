@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--human", type=Path)
     parser.add_argument("--scripted", type=int, default=0)
     parser.add_argument("--l2", type=float, default=4.0)
-    parser.add_argument("--threshold", type=float, default=0.35)
+    parser.add_argument("--threshold", type=float, default=0.3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     sets = {folder.name: planted_rows(folder) for folder in arguments.planted}

@@ -78,8 +78,9 @@ class Referee:
 
     A user that is a script is trusted: its words are not searched for faults. A dialogue that broke is laid to whose
     part raised. Otherwise, in this order: a decisive fault of the user (also in a success), a serious one of
-    environment or scorer, of the user, the chat model's word, a suspicion, the agent. A success without a decisive
-    fault is nobody's fault.
+    environment or scorer, of the user, the chat model's word, a suspicion, the agent. Where the goal has slots, all
+    evidence together takes the place of the user's serious faults and suspicions. A success without a decisive fault
+    is nobody's fault.
     """
 
     name: ClassVar[str] = "rules"
