@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 
@@ -15,8 +16,8 @@ from slea_llm.blame.view import common_words
 TOLD = 0.5
 """Share of a value's pieces in a text from which the text tells it."""
 _CHINESE_RUN = re.compile(r"[零〇一二两三四五六七八九十百千万]+")
-_UNITS = {"十": 10, "百": 100, "千": 1000}
-_ORDINALS = {
+_UNITS: Mapping[str, int] = {"十": 10, "百": 100, "千": 1000}
+_ORDINALS: Mapping[str, int] = {
     "first": 1,
     "second": 2,
     "third": 3,
@@ -41,7 +42,9 @@ _ORDINALS = {
 }
 _ORDINAL = re.compile(rf"\b(?:{'|'.join(_ORDINALS)})\b")
 _HUNDREDS = re.compile(r"\b(\d{1,3}) (hundred|thousand)\b")
-_DAYS = {name[:3]: name for name in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")}
+_DAYS: Mapping[str, str] = {
+    name[:3]: name for name in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+}
 _DAY = re.compile(r"\b(?:mon|tues?|wed|thu(?:rs?)?|fri|sat|sun)\b")
 _SMALL_ZH = frozenset("我你您的了是要不吗呢啊吧请在就给把和有这那也都还个一")
 

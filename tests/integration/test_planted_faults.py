@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections import Counter
@@ -21,9 +22,7 @@ SETS = sorted(path for path in (ROOT / "tests/fixtures/planted").iterdir() if pa
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import referee
-
-    return referee
+    return importlib.import_module("referee")
 
 
 @pytest.mark.parametrize("folder", SETS, ids=[path.name for path in SETS])

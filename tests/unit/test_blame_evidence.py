@@ -90,12 +90,12 @@ def weigh(seen: View) -> dict[str, float]:
 def test_all_evidence_stands_in_the_dialogue_and_the_order_of_slots_says_nothing(
     lines: Sequence[str], goal: dict[str, str]
 ) -> None:
-    seen = view(spoken("any", goal, lines, ending="failure"))
+    seen = view(spoken("any", goal, tuple(lines), ending="failure"))
     for one in evidence(seen):
         assert any(line is one.line for line in seen.lines)
         assert one.strength > 0
         assert not one.kind or one.kind in KINDS
-    turned = view(spoken("any", dict(reversed(goal.items())), lines, ending="failure"))
+    turned = view(spoken("any", dict(reversed(goal.items())), tuple(lines), ending="failure"))
     assert weigh(seen) == weigh(turned)
     ruling = REFEREE.judge(seen.trajectory)
     assert ruling.party in ("user", "agent")
@@ -188,5 +188,5 @@ def test_a_polite_end_with_a_stop_signal_is_an_end(last: str) -> None:
     ],
 )  # fmt: skip
 def test_what_users_say_who_do_nothing_wrong(lines: Sequence[str], kind: str) -> None:
-    found = find(view(spoken("fine", PIZZA, lines, ending="failure")))
+    found = find(view(spoken("fine", PIZZA, tuple(lines), ending="failure")))
     assert kind not in {one.kind for one in found if one.weight != "minor"}
