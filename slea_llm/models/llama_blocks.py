@@ -53,7 +53,7 @@ class Shape:
     def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values (..., heads, size) of (..., width)."""
         heads = qkv.view(*qkv.shape[:-1], -1, self.size)
-        return heads.split([self.heads, self.key_heads, self.key_heads], dim=-2)
+        return torch.split(heads, [self.heads, self.key_heads, self.key_heads], dim=-2)
 
 
 def blocks_of(decoder: Any, weight: Weight) -> list[Block]:
@@ -62,12 +62,12 @@ def blocks_of(decoder: Any, weight: Weight) -> list[Block]:
     for layer in decoder.layers:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = [getattr(attention, name) for name in PROJECTIONS[:3]]
-        bias = None if _bias(qkv[0]) is None else torch.cat([_bias(one) for one in qkv])
+        biases = [bias for bias in map(_bias, qkv) if bias is not None]  # all of them or none
         found.append(
             Block(
                 first_norm=layer.input_layernorm.weight,
                 qkv=torch.cat([weight(one) for one in qkv]),
-                qkv_bias=bias,
+                qkv_bias=torch.cat(biases) if biases else None,
                 out=weight(attention.o_proj),
                 second_norm=layer.post_attention_layernorm.weight,
                 gate_up=torch.cat([weight(mlp.gate_proj), weight(mlp.up_proj)]),
@@ -175,10 +175,10 @@ def _attend(qkv: torch.Tensor, lengths: Sequence[int], shape: Shape) -> torch.Te
     """Causal attention within every row: (n, heads * size) of queries, keys and values (n, width)."""
     grouped = shape.heads != shape.key_heads
     rows = []
-    for row in qkv.split(list(lengths)):
+    for row in torch.split(qkv, list(lengths)):
         query, key, value = (states.transpose(0, 1)[None] for states in shape.split(row))
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=grouped)
-        rows.append(mixed[0].transpose(0, 1).flatten(1))
+        found = scaled_dot_product_attention(query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=grouped)
+        rows.append(found[0].transpose(0, 1).flatten(1))
     return torch.cat(rows)
 
 
