@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
-from slea_llm import registry
+from slea_llm import registry, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.settings import (
     EvaluationSettings,
@@ -113,8 +113,9 @@ def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) 
     if path is not None:
         document = read_document(Path(path))
         if "model" in document:  # the recipe of a training run: the whole of it must be right
-            load_recipe(path)
+            parser = load_recipe(path).parser.model_dump()
             document = {name: document[name] for name in ScoringRecipe.model_fields if name in document}
+            document.setdefault("parser", parser)  # training's own default cuts otherwise than that of scoring
     return _scoring_recipe(document, overrides, str(path))
 
 
@@ -158,27 +159,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return parse_recipe(document, source=str(file))
 
 
-class _OneOfEach(yaml.SafeLoader):
-    """YAML that gives no key twice; elsewhere the last of them wins without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(None, None, f"{key.value!r} is given twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, _OneOfEach)  # noqa: S506 (a SafeLoader)
-
-
 def read_document(file: Path, what: str = "recipe") -> dict[str, Any]:
     """A YAML file that holds a mapping. Raises ConfigError, which calls it `what`, for anything else."""
     try:
-        document = _parse_yaml(file.read_text(encoding="utf-8"))
+        document = strict_yaml.load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -194,6 +178,17 @@ def parse_recipe(document: Mapping[str, Any], *, source: str = "recipe") -> Reci
         return Recipe.model_validate(document)
     except ValidationError as error:
         raise ConfigError(_explain(error, source, Recipe)) from error
+
+
+def differences(before: Any, now: Any, place: str = "") -> list[str]:
+    """What two resolved recipes, or parts of them, say differently: `losses.0.weight: 0.5 before, 0.25 now`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(key, before.get(key), now.get(key)) for key in {**before, **now}]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(str(index), one, other) for index, (one, other) in enumerate(zip(before, now, strict=True))]
+    else:
+        return [] if before == now else [f"{place}: {before!r} before, {now!r} now"]
+    return [line for key, one, other in pairs for line in differences(one, other, f"{place}.{key}" if place else key)]
 
 
 def component_config(kind: str, spec: ComponentSpec) -> tuple[Any, Any]:
@@ -234,7 +229,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
     try:
-        value = _parse_yaml(text) if text else None
+        value = strict_yaml.load(text) if text else None
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: its value is not YAML: {error}") from error
     keys = path.split(".")

@@ -83,8 +83,8 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
         payers,
-        recipe.kl_in_reward > 0,
-        kl_loss,
+        kl_in_reward=recipe.kl_in_reward > 0,
+        kl_in_loss=kl_loss,
         weighing=recipe.weights.sources,
     )
     if launch is not None:

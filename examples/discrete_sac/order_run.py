@@ -35,8 +35,8 @@ from slea_llm.settings import ReplaySettings
 
 HERE = Path(__file__).resolve().parent
 ARMS = ("outcome", "slot_progress", "all")
-PANEL_SEED = 1_000_000
-"""First task of the unseen ones; those that are played to learn lie below it."""
+PANEL_SEED, TASKS = 1_000_000, 100_000
+"""First task of the unseen ones; those that are played to learn lie below it, so many for each seed."""
 
 REPLAY = ReplaySettings(share=0.75, capacity=4096, max_age=10**6, priority="error")
 """SAC learns from any policy's transitions, so nothing is too old for it; capacity alone bounds the age."""
@@ -81,7 +81,7 @@ class Run:
         """Play, score, augment, keep and learn once; metrics."""
         plan, streams = self._plan, list(self._crediting.streams)
         progress, reducer = number / plan.iterations, LocalReducer()
-        first = self._seed * 100_000 + number * plan.each
+        first = self._seed * TASKS + number * plan.each
         played = self._orders.play(
             self.sac.draw, range(first, first + plan.each), policy_version=number, name=f"i{number}"
         )
@@ -185,6 +185,8 @@ def main() -> None:
     parser.add_argument("--dialogues", type=int, default=Plan().dialogues)
     parser.add_argument("--output", type=Path, default=Path("runs/discrete_sac"), help="receives curve.json and .svg")
     arguments = parser.parse_args()
+    if not (1 <= arguments.seeds <= PANEL_SEED // TASKS and 1 <= arguments.dialogues <= TASKS):
+        parser.error(f"1 to {PANEL_SEED // TASKS} seeds and 1 to {TASKS} dialogues keep clear of the unseen tasks")
     torch.set_num_threads(1)
     plan = Plan(dialogues=arguments.dialogues)
     versions = {"torch": torch.__version__, "torchrl": torchrl.__version__, "python": platform.python_version()}

@@ -190,9 +190,11 @@ class LearntAugmenter(ABC):
         if not (folder / WEIGHTS).is_file():
             raise StorageError(f"{folder} holds a card and no {WEIGHTS}; copy the whole folder")
         unseen = card.get("unseen")
-        if not isinstance(unseen, dict) or not {"dialogues", "auc", "explained", "explained_by_place"} <= unseen.keys():
+        told = unseen if isinstance(unseen, dict) else {}
+        facts = [told.get(key, "") for key in ("auc", "explained", "explained_by_place")]
+        if not isinstance(told.get("dialogues"), int) or any(isinstance(fact, str) for fact in facts):
             raise StorageError(f"the card in {folder} does not say how its copy was judged; take another copy")
-        return _verdict(cls.name, int(unseen["dialogues"]), unseen)
+        return _verdict(cls.name, told["dialogues"], told)
 
     @classmethod
     def _card(cls, folder: Path, config: Any) -> dict[str, Any]:

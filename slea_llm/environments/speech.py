@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import yaml
-
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError
 from slea_llm.wording import fragments
 
@@ -99,7 +97,7 @@ class Speech:
 
     def __init__(self, environment: str, code: str) -> None:
         source = f"{environment}/{code}.yaml"
-        self._read(yaml.safe_load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
+        self._read(strict_yaml.load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
 
     @classmethod
     def of(cls, data: Mapping[str, Any], *, code: str, source: str) -> Self:
@@ -138,6 +136,11 @@ class Speech:
         ):
             if unknown := sorted(set(names) ^ known):
                 raise ConfigError(f"data file {self.source}: {place} and slots differ in {', '.join(unknown)}")
+        forms = self.data.get("read_back", {})
+        if unknown := sorted({slot for key in forms for slot in str(key).split("+")} - known):
+            raise ConfigError(f"data file {self.source}: read_back names {', '.join(unknown)}, no slot of it")
+        if forms and (missing := sorted(known - forms.keys())):
+            raise ConfigError(f"data file {self.source}: read_back has no form for {', '.join(missing)}")
 
     def slot_list(self, slots: Iterable[str]) -> str:
         """The names of slots as one says them in a row."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.evaluators.dialogue_features import FEATURES, MARKS, Scene, Words
 from slea_llm.types import STEP_KINDS, State, Step
@@ -157,7 +157,7 @@ class Knowledge:
 def read_knowledge(source: str, content: bytes) -> Knowledge:
     """A knowledge file from its bytes. Raises ConfigError that names the pattern and the fault."""
     try:
-        document = yaml.safe_load(content)
+        document = strict_yaml.load(content)
     except yaml.YAMLError as error:
         raise ConfigError(f"knowledge file {source} is not YAML: {error}") from error
     _check_keys(source, document, required=("slots", "patterns"), optional=("description", "environments", "heard"))
@@ -177,7 +177,7 @@ def file_for(environment: str) -> str | None:
     """The file of the package that was written for an environment; None when there is none."""
     for name in assets.names("data"):
         if name.startswith("knowledge/"):
-            document = yaml.safe_load(assets.find("data", name).read_bytes())
+            document = strict_yaml.load(assets.find("data", name).read_bytes())
             if environment in document.get("environments", ()):
                 return name
     return None
@@ -186,7 +186,7 @@ def file_for(environment: str) -> str | None:
 def read_words() -> Words:
     """The empty, settling and questioning words of data/knowledge/words.yaml."""
     source = "knowledge/words.yaml"
-    document = yaml.safe_load(assets.find("data", source).read_bytes())
+    document = strict_yaml.load(assets.find("data", source).read_bytes())
     _check_keys(source, document, required=("empty", "settled", "question"))
     return Words(
         empty=frozenset(word for words in document["empty"].values() for word in words),

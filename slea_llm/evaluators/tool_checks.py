@@ -46,7 +46,8 @@ _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
     *("july", "august", "september", "october", "november", "december"),
 )
-_SIGNS = re.compile(r"[\W_]+")
+_WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]+")
+"""Chinese beside Latin letters or digits is another word: no blank stands between them."""
 _FACT = re.compile(r"[\dA-Z]|[^\x00-\x7f]")
 """What a value has that names something: a word in small letters alone is a choice of the tool's, such as `economy`."""
 _CHOOSING = ("command", "action", "operation", "method", "mode")
@@ -254,8 +255,7 @@ class _Heard:
         name = _MONTHS[month - 1] if 1 <= month <= 12 else ""
         months = {name, name[:3], name[:4], str(month), f"{month:02}"} - {""}
         days = {str(day), f"{day:02}", *(f"{day}{end}" for end in ("st", "nd", "rd", "th"))}
-        in_chinese = f"{month}月{day}"
-        return any(words & days and words & months for _, words in self._messages) or self._holds(in_chinese)
+        return any(words & days and words & months for _, words in self._messages)
 
     def consent(self, verb: str, words: ToolWords) -> Consent:
         """What the user's newest message says to a change that the tool calls `verb`; a wish for it stays one."""
@@ -272,4 +272,4 @@ def _number(text: str) -> float:
 
 def _plain(text: str) -> str:
     """Words and numbers between single blanks, a blank at each end, so that only whole words are found."""
-    return f" {_SIGNS.sub(' ', text.casefold()).strip()} "
+    return f" {' '.join(_WORD.findall(text.casefold()))} "

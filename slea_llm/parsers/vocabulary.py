@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import STEP_KINDS, StepKind
 
@@ -150,8 +150,7 @@ def _chinese(text: str) -> int:
 def _read(name: str, keys: Iterable[str]) -> dict[str, Any]:
     path = Path(name) if Path(name).is_file() else assets.find("data", name)
     try:
-        # The C loader is many times faster, and not in every build of PyYAML.
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):

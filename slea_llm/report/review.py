@@ -15,6 +15,9 @@ from slea_llm.log_measures import Facts
 
 QUEUE = 50
 """Dialogues in the queue at most."""
+COUNT_BITS = 21
+MOST_COUNTED = (1 << COUNT_BITS) - 1
+"""Steps of a dialogue, two million, above which they are no longer told apart here."""
 SHARE_OF_REPEATS = 0.25
 """Share of repeated steps from which a dialogue is suspicious, if there are two or more."""
 
@@ -70,27 +73,34 @@ def standing(one: Facts) -> Standing:
 
 
 class Standings:
-    """The standings of many dialogues in 64 bytes each, so that the summary of a large log fits into memory."""
+    """The standings of many dialogues in 34 bytes each, so that the summary of a large log fits into memory."""
 
     def __init__(self) -> None:
-        self._numbers = array("d")
+        self._ends = array("b")  # success (-1: not known), failed
+        self._counts = array("q")  # steps, repeats and missing, 21 bits each
+        self._sums = array("d")  # mean, total (NaN: none), later
 
     def append(self, one: Standing) -> None:
-        self._numbers.extend(math.nan if value is None else value for value in one)
+        self._ends.extend((-1 if one.success is None else one.success, one.failed))
+        packed = 0
+        for count in (one.steps, one.repeats, one.missing):
+            packed = packed << COUNT_BITS | min(count, MOST_COUNTED)
+        self._counts.append(packed)
+        self._sums.extend(math.nan if value is None else value for value in (one.mean, one.total, one.later))
 
     def __len__(self) -> int:
-        return len(self._numbers) // len(Standing._fields)
+        return len(self._counts)
 
     def __iter__(self) -> Iterator[Standing]:
-        width = len(Standing._fields)
-        for start in range(0, len(self._numbers), width):
-            success, failed, steps, repeats, missing, mean, total, later = self._numbers[start : start + width]
+        for place, packed in enumerate(self._counts):
+            success, failed = self._ends[2 * place : 2 * place + 2]
+            mean, total, later = self._sums[3 * place : 3 * place + 3]
             yield Standing(
-                success=None if math.isnan(success) else bool(success),
+                success=None if success < 0 else bool(success),
                 failed=bool(failed),
-                steps=int(steps),
-                repeats=int(repeats),
-                missing=int(missing),
+                steps=packed >> 2 * COUNT_BITS,
+                repeats=packed >> COUNT_BITS & MOST_COUNTED,
+                missing=packed & MOST_COUNTED,
                 mean=None if math.isnan(mean) else mean,
                 total=None if math.isnan(total) else total,
                 later=later,

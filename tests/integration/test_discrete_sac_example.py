@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +27,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "discrete_sac"
 sys.path.insert(0, str(EXAMPLE))
 
 from order_acts import ACTS, SIZE, Orders, one_token, vector  # noqa: E402 (found by the line above)
-from order_run import Plan, Run  # noqa: E402
+from order_run import ARMS, Plan, Run, table  # noqa: E402
 from order_sac import Sac, SacSettings, transitions  # noqa: E402
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -125,16 +126,29 @@ def test_what_is_stored_is_the_policys_own_draw() -> None:
 
 
 def test_it_learns_from_augmented_experience(tmp_path: Path) -> None:
-    plan = Plan(dialogues=240, panel=40)
-    recipe = load_scoring_recipe(EXAMPLE / "recipes" / "all.yaml")
+    """The first 480 dialogues of a run of the README, after which its five seeds stood at 0.89 to 0.99."""
+    plan = Plan(panel=40)
+    recipe = load_scoring_recipe(EXAMPLE / "recipes" / "slot_progress.yaml")
     with closing(Run(recipe, plan, tmp_path, seed=0)) as run:
         before, _ = run.panel()
-        metrics = [run.iterate(number) for number in range(plan.iterations)]
+        metrics = [run.iterate(number) for number in range(60)]
         after, turns = run.panel()
     assert before < 0.2
     assert after > 0.5
     assert turns < 8
     assert metrics[0]["replay/drawn"] == 0
     assert metrics[-1]["replay/share"] > 0.5
-    assert {"credit/share/slot_progress", "credit/share/knowledge_base"} <= metrics[-1].keys()
-    assert run.sac.updates == plan.updates * plan.iterations
+    assert 0.0 < metrics[-1]["credit/share/slot_progress"] < 1.0
+    assert run.sac.updates == plan.updates * len(metrics)
+
+
+def test_the_curve_that_is_shown_is_of_these_settings() -> None:
+    document = json.loads((EXAMPLE / "curve.json").read_text(encoding="utf-8"))
+    assert {one["arm"] for one in document["runs"]} == set(ARMS)
+    for arm in ARMS:
+        assert len({one["seed"] for one in document["runs"] if one["arm"] == arm}) >= 3
+    assert document["about"]["sac"] == json.loads(json.dumps({name: getattr(SacSettings(), name)
+                                                              for name in SacSettings.__slots__}))  # fmt: skip
+    assert document["about"]["plan"]["dialogues"] == Plan().dialogues
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    assert all(line in page for line in table(document["runs"]))

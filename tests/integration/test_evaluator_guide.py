@@ -30,7 +30,7 @@ def test_fit_refuse_and_read(
     assert main(command.split()[1:]) == 0
     assert verdict.removesuffix("...") in capsys.readouterr().out
     (reading,) = blocks("", "reading.yaml")
-    recipe = reading.partition("'")[2].partition("\\n'")[0].replace("models/hindsight", "models/few")
+    recipe = reading.split("'")[1].replace("\\n", "\n").replace("models/hindsight", "models/few")
     Path("reading.yaml").write_text(recipe, encoding="utf-8")
     assert main(reading.splitlines()[1].split()[1:]) == 0
     assert re.search(r"hindsight: \d+ steps scored, mean .*, 0 not scored", capsys.readouterr().out)

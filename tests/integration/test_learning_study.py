@@ -127,7 +127,11 @@ def test_trls_trainer_learns_from_our_dialogues_token_by_token(tmp_path: Path, m
     monkeypatch.setattr(Weights, "merged_weights", sending)
     try:
         # The outcome of a policy that knows nothing is always the same: pay what differs, so that there is a gradient.
-        monkeypatch.setattr("outside.outcome", lambda completion_ids, **_: [float(len(one)) for one in completion_ids])
+        # One has no reward, as a dialogue that the referee excludes.
+        def length(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+            return [None, *(float(len(one)) for one in completion_ids[1:])]
+
+        monkeypatch.setattr("outside.outcome", length)
         train(recipe, session, tmp_path / "run", until=3)
     finally:
         session.generator.close()

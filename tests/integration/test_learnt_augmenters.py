@@ -387,9 +387,15 @@ def test_a_folder_without_weights_or_judgement_is_no_start(tmp_path: Path) -> No
     with pytest.raises(StorageError, match="kind is 'value_shaping', should be 'attention_credit'"):
         AttentionCredit.preflight(AttentionCredit.Config(model=str(folder)))
     card = json.loads((folder / CARD).read_text())
-    (folder / CARD).write_text(json.dumps({**card, "unseen": {"dialogues": 40}}))
-    with pytest.raises(StorageError, match="does not say how its copy was judged"):
-        ValueShaping.preflight(config)
+    whole = card["unseen"]
+    for unseen in ({"dialogues": 40}, {**whole, "dialogues": "forty"}, {**whole, "auc": "high"}, None, []):
+        (folder / CARD).write_text(json.dumps({**card, "unseen": unseen}))
+        with pytest.raises(StorageError, match="does not say how its copy was judged"):
+            ValueShaping.preflight(config)
+    (folder / CARD).write_text(json.dumps({**card, "unseen": {**whole, "auc": None}}))
+    verdict = ValueShaping.preflight(config)
+    assert verdict is not None
+    assert not verdict.open
     (folder / WEIGHTS).unlink()
     for begin in (ValueShaping, ValueShaping.preflight):
         with pytest.raises(StorageError, match=r"holds (no fitted value_shaping|a card and no weights)"):

@@ -277,7 +277,12 @@ def test_textworld_commands_are_made_fit_for_an_interpreter(
 ) -> None:
     heard: list[str] = []
     step = Lamp.step
-    monkeypatch.setattr(Lamp, "step", lambda self, command: (heard.append(command), step(self, command))[1])
+
+    def listening(self: Lamp, command: str) -> tuple[GameState, int, bool]:
+        heard.append(command)
+        return step(self, command)
+
+    monkeypatch.setattr(Lamp, "step", listening)
     episode = textworld.start(textworld.task(2**63))
     assert "at most 200 characters" in episode.agent_says("take lamp " * 9999).messages[0].content
     for reply in ("", "\0\x1b", "take\0\ud800 \n lamp"):

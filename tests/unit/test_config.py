@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 from slea_llm.assets import find, names
-from slea_llm.config import check_components, component_config, load_recipe, parse_recipe
+from slea_llm.config import (
+    check_components,
+    component_config,
+    differences,
+    load_recipe,
+    load_scoring_recipe,
+    parse_recipe,
+)
 from slea_llm.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"model": {"base": "some/model"}, "environment": {"name": "order_taking"}}
@@ -154,3 +161,21 @@ def test_a_missing_file_and_a_list_are_refused(tmp_path: Path) -> None:
 def test_a_fault_of_the_whole_recipe_does_not_print_the_recipe() -> None:
     with pytest.raises(ConfigError, match=r"trainer.minibatch 16 does not divide episodes 2$"):
         load_recipe(find("recipes", "order_taking_tiny.yaml"), ["rollout.episodes=2"])
+
+
+def test_differences_name_place_and_both_values() -> None:
+    one, other = (
+        {"losses": [{"name": "ppo"}, {"name": "value", "weight": weight}], "streams": streams}
+        for weight, streams in ((0.5, {"a": 1}), (0.25, {"a": 1, "b": 2}))
+    )
+    assert differences(one, other) == ["losses.1.weight: 0.5 before, 0.25 now", "streams.b: None before, 2 now"]
+    assert differences(one, {**one, "losses": []}) == [f"losses: {one['losses']!r} before, [] now"]
+    assert differences(one, one) == []
+
+
+def test_logs_are_cut_as_a_training_recipe_cuts_them_also_where_it_leaves_that_to_the_default(tmp_path: Path) -> None:
+    assert load_scoring_recipe(recipe_file(tmp_path, MINIMAL)).parser == parse_recipe(MINIMAL).parser
+    scoring = load_scoring_recipe(recipe_file(tmp_path, {"evaluators": [{"name": "knowledge_base"}]}))
+    assert (scoring.parser.name, [one.name for one in scoring.evaluators]) == ("auto", ["knowledge_base"])
+    chosen = {**MINIMAL, "parser": {"name": "tagged", "split_thoughts": True}}
+    assert load_scoring_recipe(recipe_file(tmp_path, chosen)).parser.options == {"split_thoughts": True}

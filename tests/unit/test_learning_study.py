@@ -148,6 +148,7 @@ def test_the_draw_with_the_largest_area_is_used_once_the_search_is_whole(tmp_pat
         if place == len(jobs) - 1:
             with pytest.raises(SystemExit, match="not finished"):
                 chosen(PROTOCOL, arm, tmp_path)
+            assert all("search unfinished" in line for line in tuning_table(PROTOCOL, tmp_path)[2:])
         made = result(arm.name, job.seed, 0, 40 + place % 3, label=job.label, digest=job.digest())
         made.write(tmp_path / arm.name / f"{job.name}.json")
     found = chosen(PROTOCOL, arm, tmp_path)

@@ -131,6 +131,20 @@ def test_a_wish_for_the_change_stays_one_and_a_change_unasked_does_not_pass() ->
     assert rules(told)[0] == "unasked"
 
 
+def test_values_are_found_in_chinese() -> None:
+    said = "我是约翰·多伊，邮箱johndoe@example.com，订单W77，5月17日"
+
+    def rule(**arguments: str) -> str:
+        (word, *_) = rules(logged("a", ([("user", said)], call("create_order", **arguments)), ([("tool", "ok")], "好")))
+        return word
+
+    assert rule(customer="约翰·多伊", mail="johndoe@example.com", order="W77", date="2026-05-17") == "founded"
+    assert rule(day="2026年5月17日") == "unsaid"  # nobody named the year
+    assert rule(day="5月17日 00:00") == "founded"
+    assert rule(customer="莎拉") == "unsaid"
+    assert rule(order="W78") == "unsaid"
+
+
 def test_an_agent_that_works_alone_is_not_asked_for_consent() -> None:
     alone = logged(
         "a", ([("user", "Rename A1 to B2.")], call("rename", old="A1", new="B2")), ([("tool", "ok")], "Done.")
