@@ -93,7 +93,8 @@ def _shape(base: PreTrainedModel) -> Shape | None:
     """Sizes of a decoder whose modules are those of a Llama, as Qwen2's and Mistral's are; None of any other."""
     decoder, config = base.get_decoder(), base.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if not attends_to_all(config) or rope not in ("default", "linear", "llama3"):
+    # In half precision a trial on a few tokens could not tell a Llama from its like.
+    if base.dtype != torch.float32 or not attends_to_all(config) or rope not in ("default", "linear", "llama3"):
         return None
     if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return None
@@ -269,14 +270,14 @@ class _Mixed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         mixed, out, norm, gate_up, down, h, scaled, inverse, gate, up, opened, product = ctx.saved_tensors
-        trained = ctx.needs_input_grad[2]  # an adapter is on all of them or none
-        of_down = grad.T @ product if trained else None
+        _, _, out_trained, _, gate_up_trained, down_trained, _ = ctx.needs_input_grad
+        of_down = grad.T @ product if down_trained else None
         of_product = grad @ down
         both = torch.empty(len(grad), 2 * gate.shape[1], dtype=grad.dtype)
         of_gate, of_up = both.chunk(2, dim=1)
         torch.mul(of_product, opened, out=of_up)
         of_gate.copy_(torch.ops.aten.silu_backward(of_product.mul_(up), gate))
-        of_gate_up = both.T @ h if trained else None
+        of_gate_up = both.T @ h if gate_up_trained else None
         of_middle = _normed_gradient(both @ gate_up, norm, scaled, inverse).add_(grad)
-        of_out = of_middle.T @ mixed if trained else None
+        of_out = of_middle.T @ mixed if out_trained else None
         return of_middle, of_middle @ out, of_out, None, of_gate_up, of_down, None

@@ -115,4 +115,5 @@ def probe_rows(base: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether two results differ by rounding alone."""
-    return bool((ours - theirs).abs().max() <= 256 * torch.finfo(theirs.dtype).eps * theirs.abs().max())
+    tolerance = min(256 * torch.finfo(theirs.dtype).eps, 0.05)
+    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max())
