@@ -264,13 +264,15 @@ def _half(value: str) -> str:
 class Wanted:
     """One slot of a goal: its name, the texts that it may be told by (any of them will do), and the facts in them.
 
-    `wrong` holds what the task lets its user say wrongly at first.
+    `wrong` holds what the task lets its user say wrongly at first, `means` what the environment should note where it
+    notes a finding of its own and not the words.
     """
 
     slot: str
     texts: tuple[str, ...]
     facts: tuple[Fact, ...]
     wrong: tuple[str, ...] = ()
+    means: str = ""
 
     def named_in(self, text: str) -> bool:
         """Whether a text names this value."""
@@ -289,6 +291,10 @@ class Wanted:
         """Whether a noted value is this one, in whatever spelling."""
         number = _digits(value)
         return (number is not None and number in self.numbers) or self.named_in(value)
+
+    def is_noted(self, noted: str) -> bool:
+        """Whether what an environment noted is right."""
+        return noted == self.means if self.means else self.is_value(noted)
 
     @property
     def is_short(self) -> bool:
@@ -372,9 +378,13 @@ def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
     agenda = user if isinstance(user, Mapping) else {}
     for source in (agenda.get("values"), goal.get("values"), goal.get("inform")):
         if isinstance(source, Mapping) and source:
-            misstated = agenda.get("misstated", {})
+            misstated, means = agenda.get("misstated", {}), agenda.get("means", {})
             return tuple(
-                replace(slot, wrong=(str(misstated[slot.slot]),)) if slot.slot in misstated else slot
+                replace(
+                    slot,
+                    wrong=(str(misstated[slot.slot]),) if slot.slot in misstated else (),
+                    means=str(means.get(slot.slot, "")),
+                )
                 for slot in _slots(source, "")
             )
     return tuple(_slots({key: value for key, value in goal.items() if key not in ("user", *NAMES, *PROSE)}, ""))
