@@ -199,7 +199,7 @@ def test_the_version_follows_prompt_model_and_settings_and_not_the_speed() -> No
 def test_faulty_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"hindsight 'outcom' .*did you mean 'outcome'"):
         LlmJudge.Config(hindsight="outcom")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="history_chars 0 is below 1"):
+    with pytest.raises(ConfigError, match="history_chars 0 must be 1 or more"):
         LlmJudge.Config(history_chars=0)
     with pytest.raises(ConfigError, match="what asks by it fills after, history, number, reply, step"):
         LlmJudge(LlmJudge.Config(prompt="order_taking/full.en"))
