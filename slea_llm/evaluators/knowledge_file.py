@@ -214,10 +214,10 @@ def _listed(wanted: Any) -> list[Any]:
 
 
 def _flag(state: State, key: str) -> bool:
-    value = state.get(key)
-    if not isinstance(value, bool):
-        raise NoStateError(f"the state before the turn has no {key!r} that is true or false")
-    return value
+    """Whether the state's entry is anything but false, zero, empty or nothing."""
+    if key not in state:
+        raise NoStateError(f"the state before the turn has no {key!r}")
+    return bool(state[key])
 
 
 def _act(step: Step) -> str:
