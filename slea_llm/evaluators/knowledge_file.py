@@ -23,11 +23,15 @@ NAMED_SLOTS = "$slot"
 
 STATE_SLOTS = ("slot_missing", "slot_filled", "slot_confirmed", "slot_unconfirmed", "slot_unneeded")
 STATE_FLAGS = ("missing_named", "all_filled", "none_filled", "all_confirmed", "placed")
+STATE_KEYS = ("state_true", "state_false")
+"""Conditions on entries of an environment's own in the public state, such as `offered`."""
+STATE_LEAST = "state_at_least"
+"""A condition on numbers of the public state: name -> the least that holds."""
 TEXT_SLOTS = ("slot_heard", "slot_unheard", "slot_heard_now")
 TEXT_FLAGS = ("slot_named", *FEATURES)
 LAST_STEP = "last_step"
 """A condition on the step alone: whether it is the last of its turn."""
-CONDITIONS = (*STATE_SLOTS, *STATE_FLAGS, *TEXT_SLOTS, *TEXT_FLAGS, LAST_STEP)
+CONDITIONS = (*STATE_SLOTS, *STATE_FLAGS, *STATE_KEYS, STATE_LEAST, *TEXT_SLOTS, *TEXT_FLAGS, LAST_STEP)
 DEFAULT_LIKENESS = 0.6
 
 Likeness: TypeAlias = Mapping[str, float]
@@ -100,6 +104,10 @@ class Case:
             return bool(named) is wanted
         if name in FEATURES:
             return scene.features[name] is wanted
+        if name in STATE_KEYS:
+            return all(_flag(state, key) is (name == "state_true") for key in _listed(wanted))
+        if name == STATE_LEAST:
+            return all(_amount(state, key) >= least for key, least in wanted.items())
         if not isinstance(wanted, bool):
             wanted = named if wanted == NAMED_SLOTS else frozenset([wanted] if isinstance(wanted, str) else wanted)
         if name not in TEXT_SLOTS:
@@ -204,6 +212,29 @@ def _marks(source: str, what: str, table: Any) -> dict[str, re.Pattern[str]]:
     }
 
 
+def _listed(wanted: Any) -> list[Any]:
+    """What a condition takes, one name or several, as a list."""
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def _flag(state: State, key: str) -> bool:
+    """Whether the state's entry is anything but false, zero, empty or nothing."""
+    if key not in state:
+        raise NoStateError(f"the state before the turn has no {key!r}")
+    return bool(state[key])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _amount(state: State, key: str) -> float:
+    value: Any = state.get(key)
+    if not _is_number(value):
+        raise NoStateError(f"the state before the turn has no number {key!r}")
+    return float(value)
+
+
 def _act(step: Step) -> str:
     """What the parser says that a step does: the last part of a label such as `auto:reply/asks_information(date)`."""
     return (step.label or "").partition("(")[0].rpartition("/")[2].rpartition(":")[2]
@@ -249,6 +280,14 @@ def _case(place: str, entry: Any, slots: Mapping[str, Any]) -> Case:
         if name in (*STATE_FLAGS, *TEXT_FLAGS, LAST_STEP):
             if not isinstance(wanted, bool):
                 raise ConfigError(f"{place}: condition {name} takes true or false, not {wanted!r}")
+            continue
+        if name in STATE_KEYS:
+            if not _listed(wanted) or not all(isinstance(key, str) for key in _listed(wanted)):
+                raise ConfigError(f"{place}: condition {name} takes names of the public state, not {wanted!r}")
+            continue
+        if name == STATE_LEAST:
+            if not isinstance(wanted, dict) or not wanted or not all(map(_is_number, wanted.values())):
+                raise ConfigError(f"{place}: condition {name} takes 'name: number' of the public state, not {wanted!r}")
             continue
         named = [wanted] if isinstance(wanted, str) else wanted
         if not isinstance(named, list) or not named or not set(named) <= {NAMED_SLOTS, *slots}:

@@ -53,7 +53,9 @@ def last(domain: str, *lines: str) -> float:
 
 def test_there_is_a_file_for_each_domain() -> None:
     files = set(assets.names("data"))
-    assert {f"knowledge/{domain}.yaml" for domain in (*DOMAINS, "order")} <= files
+    assert {
+        f"knowledge/{domain}.yaml" for domain in (*DOMAINS, "order", "complaint", "trip_planning", "strategy_game")
+    } <= files
 
 
 # ---- the database timeout: seeds A32 to A37 ------------------------------------------------------------------------

@@ -243,4 +243,4 @@ def test_knowledge_of_another_environment_is_told_with_the_mend() -> None:
     assert note.startswith(
         "knowledge/order.yaml is knowledge of order_taking, and these are dialogues of trip_planning"
     )
-    assert note.endswith("set knowledge_base's file to knowledge/trip.yaml")
+    assert note.endswith("set knowledge_base's file to knowledge/trip_planning.yaml")
