@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study clean
+.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study-tune study clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,10 +84,15 @@ bench: ready  ## The benchmarks of docs/performance.md
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/update.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/credit.py
 
+ARMS ?= token_gae streams_split
+
 study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
 	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg
 
-study: ready  ## All arms, 8 seeds; goes on where it was stopped (many hours on 2 cores)
+study-tune: ready  ## The search of hyper-parameters that every arm gets alike: ARMS="token_gae streams_split"
+	$(BIN)/python benchmarks/learning/study.py tune $(ARMS)
+
+study: ready  ## Outcome only and step level, 8 seeds; goes on where it was stopped (many hours on 2 cores)
 	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg
 
 clean:  ## Remove caches (never runs/)

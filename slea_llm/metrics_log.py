@@ -58,10 +58,11 @@ class MetricsLog:
 
 
 class PhaseClock:
-    """Seconds by phase since the last `reset`."""
+    """Seconds by phase since the last `reset`, and the CPU seconds of this process since the last `cpu_seconds`."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._cpu = time.process_time()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -77,6 +78,11 @@ class PhaseClock:
         seconds = {name: round(value, 3) for name, value in self._seconds.items()}
         self._seconds = {}
         return seconds
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds of all threads of this process since it was last asked, or since the clock was made."""
+        before, self._cpu = self._cpu, time.process_time()
+        return round(self._cpu - before, 3)
 
 
 def peak_memory() -> dict[str, float]:

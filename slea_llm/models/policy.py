@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from slea_llm.errors import ConfigError
 from slea_llm.models import adapters as lora
 from slea_llm.models.adapters import Adapters
 from slea_llm.models.loading import check_vocabulary, load_base, load_tokenizer, trained_dtype
+from slea_llm.models.packing import Layout, attend_by_rows
 from slea_llm.models.token_logprobs import project_logprobs
 from slea_llm.settings import ModelSettings
 from slea_llm.tensors import Batch, ModelOutputs
@@ -60,6 +62,8 @@ class PolicyCritic(nn.Module):
                 "of every position will be computed, which is slower and takes more memory",
                 stacklevel=2,
             )
+        # A GPU would wait for a kernel per row; a CPU only saves the padding.
+        self._packs = not self._plain and device.type == "cpu" and attend_by_rows(base)
 
     @property
     def base_name(self) -> str:
@@ -68,12 +72,14 @@ class PolicyCritic(nn.Module):
 
     def forward(self, batch: Batch) -> ModelOutputs:
         """Log-probabilities and entropies under the policy and imitation masks, values under the value mask."""
-        hidden, logits = self._hidden_and_logits(batch.input_ids, batch.attention_mask, POLICY)
+        rows = self._rows(batch.input_ids, batch.attention_mask)
+        states = self._states(rows, POLICY)
         chosen = batch.policy_mask | batch.imitation_mask
-        logprobs, entropy = self._chosen_logprobs(hidden, logits, batch.input_ids, chosen)
+        logprobs, entropy = self._chosen_logprobs(states, rows, chosen)
         if self.settings.critic == "own_adapter":
-            hidden = self._hidden(batch.input_ids, batch.attention_mask, CRITIC)
-        return ModelOutputs(logprobs=logprobs, entropy=entropy, values=self._values_before(hidden, batch.value_mask))
+            states = self._states(rows, CRITIC)
+        values = self._values_before(states.hidden, rows, batch.value_mask)
+        return ModelOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch) -> torch.Tensor:
@@ -85,19 +91,20 @@ class PolicyCritic(nn.Module):
     def reference_pass(self, ids: torch.Tensor, attention_mask: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """The reference's log-probabilities (B, T) of the chosen tokens, 0 elsewhere."""
         name = REFERENCE if self.settings.adapter else None
-        hidden, logits = self._hidden_and_logits(ids, attention_mask, name)
-        return self._chosen_logprobs(hidden, logits, ids, chosen)[0]
+        rows = self._rows(ids, attention_mask)
+        return self._chosen_logprobs(self._states(rows, name), rows, chosen)[0]
 
     @torch.no_grad()
     def policy_pass(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, chosen: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities (B, T) of the chosen tokens, and the value *after* every token (B, T, S)."""
-        hidden, logits = self._hidden_and_logits(ids, attention_mask, POLICY)
-        logprobs, _ = self._chosen_logprobs(hidden, logits, ids, chosen)
+        """Log-probabilities (B, T) of the chosen tokens, and the value *after* every attended token (B, T, S)."""
+        rows = self._rows(ids, attention_mask)
+        states = self._states(rows, POLICY)
+        logprobs, _ = self._chosen_logprobs(states, rows, chosen)
         if self.settings.critic == "own_adapter":
-            hidden = self._hidden(ids, attention_mask, CRITIC)
-        return logprobs, self._values(hidden)
+            states = self._states(rows, CRITIC)
+        return logprobs, rows.spread(self._values(states.hidden))
 
     def policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that the policy's losses train."""
@@ -145,43 +152,35 @@ class PolicyCritic(nn.Module):
     def _base(self) -> Any:
         return self.model.base_model.model
 
-    def _hidden(self, ids: torch.Tensor, attention_mask: torch.Tensor, adapter: str | None) -> torch.Tensor:
-        # Padding is on the right and attention is causal, so that no real token ever sees it: without a mask the
-        # attention kernel takes its causal shortcut.
-        mask = attention_mask if self._plain else None
-        with self._adapters.active(adapter):
-            states: torch.Tensor = self._base.get_decoder()(
-                input_ids=ids, attention_mask=mask, use_cache=False
-            ).last_hidden_state
-        return states
+    def _rows(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> _Rows:
+        return _Rows(ids, attention_mask, Layout.of(attention_mask) if self._packs else None)
 
-    def _hidden_and_logits(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, adapter: str | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not self._plain:
-            return self._hidden(ids, attention_mask, adapter), None
+    def _states(self, rows: _Rows, adapter: str | None) -> _States:
         with self._adapters.active(adapter):
-            output = self._base(
-                input_ids=ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=True
-            )
-        return output.hidden_states[-1], output.logits
+            if self._plain:
+                output = self._base(
+                    input_ids=rows.ids, attention_mask=rows.attention_mask, use_cache=False, output_hidden_states=True
+                )
+                return _States(output.hidden_states[-1].flatten(0, 1), output.logits.flatten(0, 1))
+            # Padding is on the right and attention is causal, so that no real token ever sees it: without a mask the
+            # attention kernel takes its causal shortcut.
+            given = {"input_ids": rows.ids} if rows.layout is None else rows.layout.arguments(rows.ids)
+            output = self._base.get_decoder()(**given, use_cache=False)
+            return _States(output.last_hidden_state.flatten(0, 1), None)
 
-    def _chosen_logprobs(
-        self, hidden: torch.Tensor, logits: torch.Tensor | None, ids: torch.Tensor, chosen: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _chosen_logprobs(self, states: _States, rows: _Rows, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         positions = chosen.flatten().nonzero().squeeze(1)
-        before = positions - 1  # the state that predicts token t is that of token t - 1, in the same row
         head = self._base.get_output_embeddings()
-        source = hidden if logits is None else logits
+        source = states.hidden if states.logits is None else states.logits
         logprobs, entropy = project_logprobs(
-            source.flatten(0, 1).index_select(0, before),
-            ids.flatten()[positions],
-            head=head if logits is None else nn.Identity(),
+            source.index_select(0, rows.before(positions)),
+            rows.ids.flatten()[positions],
+            head=head if states.logits is None else nn.Identity(),
             vocabulary=head.out_features,
             temperature=self.temperature,
             dtype=self.dtype,
         )
-        empty = torch.zeros(ids.shape, dtype=self.dtype, device=ids.device)
+        empty = torch.zeros(rows.ids.shape, dtype=self.dtype, device=rows.ids.device)
         return empty.masked_scatter(chosen, logprobs), empty.masked_scatter(chosen, entropy)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -192,11 +191,40 @@ class PolicyCritic(nn.Module):
                 return states.new_zeros((*states.shape[:-1], len(self.streams)))
             return torch.cat([head(states) for head in self._heads.values()], dim=-1)
 
-    def _values_before(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _values_before(self, hidden: torch.Tensor, rows: _Rows, mask: torch.Tensor) -> torch.Tensor:
         positions = mask.flatten().nonzero().squeeze(1)
-        values = self._values(hidden.flatten(0, 1).index_select(0, positions - 1))
+        values = self._values(hidden.index_select(0, rows.before(positions)))
         empty = torch.zeros((*mask.shape, len(self.streams)), dtype=self.dtype, device=mask.device)
         return empty.masked_scatter(mask.unsqueeze(-1), values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Right-padded rows (B, T) on their way through the decoder, without their padding where there is a layout."""
+
+    ids: torch.Tensor
+    attention_mask: torch.Tensor
+    layout: Layout | None
+
+    def before(self, positions: torch.Tensor) -> torch.Tensor:
+        """Where the states are that predict the tokens at these places of the flattened rows."""
+        before = positions - 1  # the state that predicts token t is that of token t - 1, in the same row
+        return before if self.layout is None else self.layout.index[before]
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """(B, T, ...) of values in the order of the states, 0 where there is none."""
+        if self.layout is not None:
+            empty = values.new_zeros(self.ids.numel(), *values.shape[1:])
+            values = empty.index_copy(0, self.layout.places, values)
+        return values.view(*self.ids.shape, *values.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """What the decoder gave: (n, H), and (n, V) where the model has to make its logits itself."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None
 
 
 def build(settings: ModelSettings, *, streams: Sequence[str], temperature: float, seed: int) -> PolicyCritic:

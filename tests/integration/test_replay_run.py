@@ -57,7 +57,7 @@ def train(base: Path, folder: Path, *, until: int, resume: Path | None = None, *
 def metrics(folder: Path) -> list[Any]:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     for record in records:
-        del record["seconds"], record["peak_gib"]
+        del record["seconds"], record["cpu_seconds"], record["peak_gib"]
         record["metrics"].pop("replay/bytes", None)  # a record says how many seconds sampling took
     return records
 

@@ -80,7 +80,10 @@ def everything(trainer: Trainer, model: PolicyCritic) -> dict[str, Any]:
 def lines(folder: Path) -> list[dict[str, Any]]:
     """Metrics without the seconds, which no two runs share."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in record.items() if key not in {"seconds", "peak_gib"}} for record in records]
+    return [
+        {key: value for key, value in record.items() if key not in {"seconds", "cpu_seconds", "peak_gib"}}
+        for record in records
+    ]
 
 
 def seed_all() -> None:

@@ -1,0 +1,283 @@
+"""What is compared, as protocol.yaml says it: arms, studies, the space of tuning, and the jobs that follow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from slea_llm.config import Recipe, load_recipe
+from slea_llm.errors import nearest
+
+HERE = Path(__file__).resolve().parent
+PROTOCOL = HERE / "protocol.yaml"
+FIRST_REPORTED_SEED = 100
+"""Seeds below are for tuning and trials alone; no table of results ever holds one."""
+
+Draw = Mapping[str, float]
+"""Values of the knobs of tuning: learning_rate, episodes, entropy, lam_turn. Empty: the recipe's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One side of a comparison: settings over the recipe, and by what trainer they are run."""
+
+    name: str
+    about: str
+    changes: Mapping[str, Any]
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the stream that holds the outcome; `sources` are added to those that it has."""
+    losses: Sequence[Mapping[str, Any]] = ()
+    """Losses beside those that the settings give."""
+    trainer: Literal["slea", "trl"] = "slea"
+    tuned_as: str = ""
+    """The arm whose tuned values are used; empty: its own."""
+
+    @property
+    def tuning(self) -> str:
+        return self.tuned_as or self.name
+
+    def settings(self, recipe: str, common: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings over the recipe, the further losses and the settings of the outcome's stream worked in."""
+        found = {**common, **self.changes}
+        plain = changed_recipe(recipe, found)
+        if self.losses:
+            found["losses"] = [*({"name": one.name, **one.options} for one in plain.losses), *self.losses]
+        for name, stream in plain.streams.items():
+            if "outcome" in stream.sources:
+                for key, value in self.outcome.items():
+                    found[f"streams.{name}.{key}"] = [*stream.sources, *value] if key == "sources" else value
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Where the tuned values of an arm come from."""
+
+    arm: str
+    draw: int
+    values: Draw
+    files: str
+    """SHA-256 over the files of the tuning runs that were compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An arm under a seed. `changes` are dotted settings over the recipe, tuned values among them."""
+
+    arm: str
+    seed: int
+    recipe: str
+    changes: Mapping[str, Any]
+    iterations: int
+    until: int
+    """Iterations that are played; fewer than `iterations` in tuning, whose schedules are those of a whole run."""
+    trainer: Literal["slea", "trl"] = "slea"
+    tuned: Tuned | None = None
+    label: str = ""
+    """What tells two jobs of an arm and a seed apart: the number of a draw."""
+
+    @property
+    def name(self) -> str:
+        return "-".join(part for part in (self.arm, self.label, str(self.seed)) if part)
+
+    @property
+    def complete(self) -> bool:
+        return self.until == self.iterations
+
+    def settings(self, *, base: str, output: str) -> list[str]:
+        """Overrides for `slea`: the arm's, the seed's, and where this run lies."""
+        own = {
+            **self.changes,
+            "run.seed": self.seed,
+            "run.output_dir": output,
+            "warm_start.output": base,
+            "model.base": base,
+            "trainer.iterations": self.iterations,
+        }
+        return overrides(own)
+
+    def resolved(self) -> Recipe:
+        """The recipe as this job runs it. Raises ConfigError with every fault."""
+        return load_recipe(self.recipe, self.settings(base="WARM", output="RUN"))
+
+    def digest(self) -> str:
+        """Changes with everything that the result depends on, but the code."""
+        facts = [self.resolved().model_dump(mode="json"), self.trainer, self.until]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def warm_digest(self) -> str:
+        """What the warm start depends on: arms that agree in it share one."""
+        recipe = self.resolved().model_dump(mode="json")
+        facts = [recipe[name] for name in ("environment", "user", "warm_start", "run")]
+        facts += [recipe["model"]["dtype"], recipe["rollout"]["max_turns"], recipe["rollout"]["max_context_tokens"]]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The search that every arm gets alike."""
+
+    seeds: tuple[int, ...]
+    draws: int
+    dialogues: int
+    """Dialogues of a tuning run, the first of a run of `of` dialogues."""
+    of: int
+    space: Mapping[str, Sequence[float]]
+
+    def values(self) -> list[Draw]:
+        """The same draws for all arms: the recipe's own values, then a seeded Latin hypercube over the space."""
+        count = self.draws - 1
+        rng = np.random.default_rng(0)
+        columns: dict[str, list[float]] = {}
+        for name, choices in self.space.items():
+            places = (rng.permutation(count) + rng.random(count)) / max(count, 1)
+            columns[name] = [_chosen(name, choices, place) for place in places]
+        return [{}, *({name: column[at] for name, column in columns.items()} for at in range(count))]
+
+
+def _chosen(name: str, choices: Sequence[float], place: float) -> float:
+    """The value at a place in [0, 1): of a rate between its two bounds, by its logarithm; else one of the choices."""
+    if name == "learning_rate":
+        low, high = (math.log(bound) for bound in choices)
+        return float(f"{math.exp(low + place * (high - low)):.2g}")
+    return choices[int(place * len(choices))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """The whole file."""
+
+    window: int
+    thresholds: tuple[float, ...]
+    reached_share: float
+    fall: float
+    resamples: int
+    confidence: float
+    common: Mapping[str, Any]
+    arms: Mapping[str, Arm]
+    tuning: Tuning
+    studies: Mapping[str, Mapping[str, Any]]
+    recipe: str
+
+    @classmethod
+    def read(cls, path: Path = PROTOCOL) -> Protocol:
+        """Raises SystemExit with what is wrong in the file."""
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        arms = {name: Arm(name=name, **row) for name, row in document.pop("arms").items()}
+        for arm in arms.values():
+            known(arm.tuning, arms, "arm")
+        space = document.pop("tuning")
+        tuning = Tuning(**{**space, "seeds": tuple(space["seeds"])})
+        if wrong := [seed for seed in tuning.seeds if seed >= FIRST_REPORTED_SEED]:
+            raise SystemExit(f"{path}: tuning seeds {wrong} are not below {FIRST_REPORTED_SEED}")
+        return cls(arms=arms, tuning=tuning, **{**document, "thresholds": tuple(document["thresholds"])})
+
+    def study(self, name: str) -> Study:
+        known(name, self.studies, "study")
+        row = self.studies[name]
+        arms = tuple(self.arm(arm) for arm in row["arms"])
+        if wrong := [seed for seed in row["seeds"] if seed < FIRST_REPORTED_SEED]:
+            raise SystemExit(f"study {name}: seeds {wrong} are kept for tuning; take {FIRST_REPORTED_SEED} or more")
+        return Study(
+            name=name,
+            recipe=row.get("recipe", self.recipe),
+            arms=arms,
+            baseline=self.arm(row["baseline"]).name,
+            best=self.arm(row["best"]).name if "best" in row else "",
+            seeds=tuple(row["seeds"]),
+            dialogues=row["dialogues"],
+            protocol=self,
+        )
+
+    def arm(self, name: str) -> Arm:
+        known(name, self.arms, "arm")
+        return self.arms[name]
+
+    def job(self, arm: Arm, seed: int, *, recipe: str, draw: Draw, dialogues: int, until: int) -> Job:
+        """The job of an arm with the values of a draw; both counts are dialogues."""
+        changes = with_draw(arm.settings(recipe, self.common), draw, recipe=recipe, trainer=arm.trainer)
+        episodes = changed_recipe(recipe, changes).rollout.episodes
+        if dialogues % episodes or until % episodes:
+            raise SystemExit(f"{episodes} dialogues an iteration divide {dialogues} or {until} dialogues with a rest")
+        return Job(
+            arm=arm.name,
+            seed=seed,
+            recipe=recipe,
+            changes=changes,
+            iterations=dialogues // episodes,
+            until=until // episodes,
+            trainer=arm.trainer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One row of `studies`."""
+
+    name: str
+    recipe: str
+    arms: tuple[Arm, ...]
+    baseline: str
+    best: str
+    """The arm that is set beside the articles' figures, named before the runs; empty: none."""
+    seeds: tuple[int, ...]
+    dialogues: int
+    protocol: Protocol = field(repr=False)
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its results: studies of one recipe and length share their runs."""
+        return f"{Path(self.recipe).stem}-{self.dialogues}"
+
+
+def overrides(changes: Mapping[str, Any]) -> list[str]:
+    """Settings as the command line takes them."""
+    return [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+
+
+def changed_recipe(recipe: str, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with settings over it. Raises ConfigError with every fault."""
+    return load_recipe(recipe, overrides(changes))
+
+
+def known(name: str, names: Mapping[str, Any], what: str) -> None:
+    """Raises SystemExit, with the nearest name, for one that the protocol does not have."""
+    if name not in names:
+        raise SystemExit(f"unknown {what} {name!r}; one of {', '.join(names)}{nearest(name, names)}")
+
+
+def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: str) -> dict[str, Any]:
+    """The settings of an arm with the values of a draw.
+
+    A knob that an arm does not have is left out: credit relative to a group has no lambda, GRPOTrainer no bonus for
+    entropy. The critic is warmed up on as many dialogues as in the recipe, however many an iteration has.
+    """
+    if not draw:
+        return dict(changes)
+    plain = changed_recipe(recipe, changes)
+    episodes = int(draw["episodes"])
+    found: dict[str, Any] = {
+        **changes,
+        "trainer.learning_rate": draw["learning_rate"],
+        "rollout.episodes": episodes,
+        "trainer.minibatch": min(plain.trainer.minibatch, episodes),
+    }
+    if plain.trainer.critic_warmup_iterations:
+        dialogues = plain.trainer.critic_warmup_iterations * plain.rollout.episodes
+        found["trainer.critic_warmup_iterations"] = max(1, round(dialogues / episodes))
+    if draw["entropy"] and trainer == "slea":
+        losses = [{"name": one.name, **one.options} for one in plain.losses]
+        found["losses"] = [*losses, {"name": "entropy", "weight": draw["entropy"]}]
+    if plain.credit.name != "group_relative":
+        for name, stream in plain.streams.items():
+            if "outcome" in stream.sources:
+                found[f"streams.{name}.lam_turn"] = draw["lam_turn"]
+    return found

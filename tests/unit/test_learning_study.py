@@ -1,0 +1,223 @@
+"""The learning study: what the protocol makes of an arm, which draw is used, what the tables say and refuse to say."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
+
+from measures import Point
+from protocol import Protocol, Study, changed_recipe
+from runs import Result, repeats
+from tables import Tables, fallen, tables, windowed
+from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
+
+from slea_llm import planning
+from slea_llm.types import Trajectory, Turn
+
+PROTOCOL = Protocol.read()
+PLAYED = 160
+
+
+def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = "") -> Result:
+    """A finished run of `PLAYED` dialogues an iteration."""
+    panel = {"successes": 200, "n": 256, "success_rate": 200 / 256, "mean_turns_success": 6.3, "moment": "after"}
+    return Result(
+        arm=arm,
+        seed=seed,
+        label=label,
+        trainer="slea",
+        recipe=PROTOCOL.recipe,
+        changes={},
+        iterations=len(successes),
+        until=len(successes),
+        digest=digest,
+        tuned=None,
+        commands=("python -m slea_llm train",),
+        commit="0" * 40,
+        versions={"python": "3.11"},
+        resumed=0,
+        cpu_seconds=100.0,
+        curve=tuple(Point(played=PLAYED, successes=won, turns=6.0, cpu=20.0, wall=30.0) for won in successes),
+        alarms=((2, ("entropy",)), (3, ("reward_hacking",))),
+        before=panel,
+        after=panel,
+        greedy=panel,
+        expert_turns=6.0,
+        repeats=0.25,
+    )
+
+
+def quick() -> Study:
+    return PROTOCOL.study("quick")
+
+
+@pytest.mark.parametrize("name", PROTOCOL.arms)
+def test_every_arm_is_a_run_that_plan_takes(name: str) -> None:
+    arm = PROTOCOL.arms[name]
+    assert arm.about
+    for draw in PROTOCOL.tuning.values():
+        planning.check(PROTOCOL.job(arm, 101, recipe=PROTOCOL.recipe, draw=draw, dialogues=1920, until=1920).resolved())
+
+
+@pytest.mark.parametrize("name", PROTOCOL.studies)
+def test_every_study_shares_warm_starts_and_pairs_its_seeds(name: str, tmp_path: Path) -> None:
+    study = PROTOCOL.study(name)
+    jobs = study_jobs(study, tmp_path)
+    assert len(jobs) == len(study.arms) * len(study.seeds)
+    assert len({job.name for job in jobs}) == len(jobs)
+    assert study.baseline in {job.arm for job in jobs}
+    assert [job.seed for job in jobs[: len(study.arms)]] == [study.seeds[0]] * len(study.arms)
+
+
+def test_all_arms_get_the_same_draws_and_leave_out_what_they_do_not_have() -> None:
+    draws = PROTOCOL.tuning.values()
+    assert draws == PROTOCOL.tuning.values()
+    assert draws[0] == {}
+    low, high = PROTOCOL.tuning.space["learning_rate"]
+    assert all(low <= draw["learning_rate"] <= high for draw in draws[1:])
+    for knob in ("episodes", "entropy", "lam_turn"):
+        assert {draw[knob] for draw in draws[1:]} <= set(PROTOCOL.tuning.space[knob])
+    draw = {"learning_rate": 5e-4, "episodes": 16, "entropy": 0.003, "lam_turn": 0.9}
+    found = {}
+    for name in ("token_gae", "grpo"):
+        job = PROTOCOL.job(PROTOCOL.arms[name], 1, recipe=PROTOCOL.recipe, draw=draw, dialogues=2880, until=1280)
+        recipe = found[name] = job.resolved()
+        assert (recipe.trainer.learning_rate, recipe.rollout.episodes) == (5e-4, 16)
+        assert (job.iterations, job.until, job.complete) == (180, 80, False)
+        assert [one.options.get("weight") for one in recipe.losses if one.name == "entropy"] == [0.003]
+    assert found["token_gae"].streams["outcome"].lam_turn == 0.9
+    assert found["grpo"].streams["outcome"].lam_turn == 0.95, "credit relative to a group has no lambda"
+    # The critic is warmed up on as many dialogues: 4 iterations of 32, or 8 of 16.
+    assert found["token_gae"].trainer.critic_warmup_iterations == 8
+    assert found["grpo"].trainer.critic_warmup_iterations == 0
+
+
+def test_arms_of_one_environment_share_a_warm_start() -> None:
+    study = PROTOCOL.study("full")
+    jobs = study_jobs(study)[: len(study.arms)]
+    assert len({job.warm_digest() for job in jobs}) == 1
+    others = [replace(job, seed=jobs[0].seed + 1) for job in jobs[:2]]
+    assert len({job.warm_digest() for job in [*jobs[:2], *others]}) == 2
+    assert len({job.digest() for job in [*jobs[:2], *others]}) == 4
+
+
+def test_the_draw_with_the_largest_area_is_used_once_the_search_is_whole(tmp_path: Path) -> None:
+    arm = PROTOCOL.arms["token_gae"]
+    jobs = tuning_jobs(PROTOCOL, arm)
+    assert chosen(PROTOCOL, arm, tmp_path) is None
+    for place, job in enumerate(jobs):
+        if place == len(jobs) - 1:
+            with pytest.raises(SystemExit, match="not finished"):
+                chosen(PROTOCOL, arm, tmp_path)
+        made = result(arm.name, job.seed, 0, 40 + place % 3, label=job.label, digest=job.digest())
+        made.write(tmp_path / arm.name / f"{job.name}.json")
+    found = chosen(PROTOCOL, arm, tmp_path)
+    assert found is not None
+    assert (found.arm, found.draw) == ("token_gae", 2)
+    assert found.values == PROTOCOL.tuning.values()[2]
+    used = [line for line in tuning_table(PROTOCOL, tmp_path) if line.endswith("| yes |")]
+    assert len(used) == 1
+    assert used[0].startswith("| token_gae | 2 |")
+    job = next(one for one in study_jobs(quick(), tmp_path) if one.arm == "token_gae")
+    assert job.tuned == found
+    assert job.resolved().trainer.learning_rate == found.values["learning_rate"]
+    replace(made, digest="other").write(tmp_path / arm.name / f"{job.name}.json")
+    replace(made, digest="other").write(tmp_path / arm.name / f"{jobs[0].name}.json")
+    with pytest.raises(SystemExit, match="other settings"):
+        chosen(PROTOCOL, arm, tmp_path)
+
+
+def test_a_kept_run_of_other_settings_is_neither_shown_nor_played_over() -> None:
+    jobs = study_jobs(quick())
+    kept = {jobs[0].name: result(jobs[0].arm, jobs[0].seed, 1, digest=jobs[0].digest())}
+    check_digests(kept, jobs, Path("results"))
+    with pytest.raises(SystemExit, match=jobs[0].name):
+        check_digests({jobs[0].name: replace(kept[jobs[0].name], digest="older")}, jobs, Path("results"))
+
+
+def test_a_finished_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = result("streams", 101, 10, 20, 160)
+    made.write(tmp_path / "streams-101.json")
+    assert Result.read(tmp_path / "streams-101.json") == made
+    assert mean_areas([replace(made, label="0")]) == {0: 190 / 480}
+
+
+def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseline_that_fails() -> None:
+    ours = [result("streams_split", seed, 40, 130, 140, 150) for seed in (101, 102)]
+    ours.append(result("streams_split", 103, 0, 0, 0, 0))
+    theirs = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102, 103)]
+    shown = Tables(quick(), {"token_gae": theirs, "streams_split": ours})
+    # Interquartile means of three: the outer two count a quarter each, the middle one whole.
+    assert "| >= 373 (2/3) |" in shown.main()[3]
+    assert shown.ratio_line("streams_split", 0.8).startswith(
+        "streams_split over token_gae, dialogues to 80%: 0.78 (0.67 to"
+    )
+    assert shown.ratio_line("streams_split", 0.8).endswith("1 of 3 seeds did not get there and count as the cap")
+    assert "| token_gae | 101 | 480 | 480 | 480 | 640 |" in "\n".join(shown.seeds())
+    assert "| streams_split | 103 | > 640 | > 640 | > 640 | > 640 |" in "\n".join(shown.seeds())
+    worse = Tables(quick(), {"token_gae": ours, "streams_split": theirs})
+    assert worse.ratio_line("streams_split", 0.8).endswith("no ratio, the baseline got there in 2 of 3 seeds")
+    assert "no ratio" in "\n".join(worse.articles())
+    assert "| environment steps to 80 % | 500,000 | 200,000 | 0.40 | 2,880 (3/3) |" in "\n".join(shown.articles())
+    assert tables(quick(), ours + theirs)[0] == "### quick"
+
+
+def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
+    run = result("token_gae", 101, 80, 120, 120, 90, 80)
+    line = Tables(quick(), {"token_gae": [run]}).alarms()[2]
+    # 0.75 at best; 0.5625 after four iterations is the first that is 0.15 below; alarms held in the second and third.
+    assert line == "| token_gae | 101 | 0.750 | 320 | 0.500 | 640 | 480 | entropy | 320 |"
+    assert fallen([0.5, 0.6, 0.46, 0.44], 0.15) == 3
+    assert fallen([0.1, 0.2], 0.15) is None
+    assert windowed(run.curve, 320) == [0.5, 0.625, 0.75, 210 / 320, 170 / 320]
+
+
+def test_asking_for_what_was_told_is_counted_by_slot() -> None:
+    turns = (
+        Turn(
+            index=0, context=(), text="", state_before={"asked": {}, "filled": {}}, state_after={"asked": {"dish": 1}}
+        ),
+        Turn(
+            index=1,
+            context=(),
+            text="",
+            state_before={"asked": {"dish": 1}, "filled": {"dish": "soup"}},
+            state_after={"asked": {"dish": 2, "time": 1}},
+        ),
+    )
+    played = Trajectory(
+        id="a",
+        task={},
+        environment="order_taking",
+        seed=0,
+        policy_version=0,
+        turns=turns,
+        traces=(),
+        termination="failure",
+        outcome=-1.0,
+    )
+    assert repeats(played) == 1
+
+
+def test_further_losses_and_sources_go_on_top_of_what_an_arm_has() -> None:
+    arm = replace(
+        PROTOCOL.arms["added_scores"],
+        losses=({"name": "imitation"},),
+        outcome={"sources": ["success_backprop"], "gamma_turn": 1.0},
+        changes={**PROTOCOL.arms["added_scores"].changes, "augmenters": [{"name": "success_backprop"}]},
+    )
+    recipe = changed_recipe(PROTOCOL.recipe, arm.settings(PROTOCOL.recipe, PROTOCOL.common))
+    assert recipe.streams["outcome"].sources == ("outcome", "knowledge_base", "success_backprop")
+    assert recipe.streams["outcome"].gamma_turn == 1.0
+    assert [one.name for one in recipe.losses] == ["ppo", "value", "reference_kl", "imitation"]
+
+
+@pytest.mark.parametrize(("what", "name"), [("study", "quik"), ("arm", "token_gea")])
+def test_a_wrong_name_is_answered_with_the_nearest(what: str, name: str) -> None:
+    with pytest.raises(SystemExit, match=f"unknown {what} .*did you mean|nearest"):
+        getattr(PROTOCOL, what)(name)
