@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study-tune study clean
+.PHONY: help install install-cpu ready check browser test demo demo-smollm2 bench study-quick study-tune study-smollm2 study clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,10 @@ study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 min
 
 study-tune: ready  ## The search of hyper-parameters that every arm gets alike: ARMS="token_gae streams_split"
 	$(BIN)/python benchmarks/learning/study.py tune $(ARMS)
+
+study-smollm2: ready  ## SmolLM2-135M learns to take orders: warm start, training, curve (two hours; goes on where it was)
+	test -d runs/models/smollm2-135m || $(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
+	$(BIN)/python benchmarks/learning/study.py run smollm2 --jobs 1 --figure runs/study/smollm2.svg
 
 study: ready  ## Outcome only and step level, 8 seeds; goes on where it was stopped (many hours on 2 cores)
 	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg

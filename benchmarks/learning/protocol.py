@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,8 @@ from slea_llm.errors import nearest
 
 HERE = Path(__file__).resolve().parent
 PROTOCOL = HERE / "protocol.yaml"
+PLUGINS = HERE / "plugins"
+"""Folder of the evaluators that are wrong on purpose; they are found while it is on the path."""
 FIRST_REPORTED_SEED = 100
 """Seeds below are for tuning and trials alone; no table of results ever holds one."""
 
@@ -43,6 +47,26 @@ class Arm:
     @property
     def tuning(self) -> str:
         return self.tuned_as or self.name
+
+    def with_part(
+        self,
+        part: str,
+        *,
+        about: str,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        outcome: Mapping[str, Any] = MappingProxyType({}),
+        losses: Sequence[Mapping[str, Any]] = (),
+    ) -> Arm:
+        """This arm with one thing more, and with its own tuned values."""
+        return replace(
+            self,
+            name=f"{self.name}_{part}",
+            about=f"{self.name}, and {about}",
+            changes={**self.changes, **changes},
+            outcome={**self.outcome, **outcome},
+            losses=[*self.losses, *losses],
+            tuned_as=self.tuning,
+        )
 
     def settings(self, recipe: str, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings over the recipe, the further losses and the settings of the outcome's stream worked in."""
@@ -94,19 +118,22 @@ class Job:
 
     def settings(self, *, base: str, output: str) -> list[str]:
         """Overrides for `slea`: the arm's, the seed's, and where this run lies."""
+        return [*self.warming(base=base, output=output), *overrides({"model.base": base})]
+
+    def warming(self, *, base: str, output: str) -> list[str]:
+        """The same for the warm start, which begins with the recipe's own model and writes the base of the run."""
         own = {
             **self.changes,
             "run.seed": self.seed,
             "run.output_dir": output,
             "warm_start.output": base,
-            "model.base": base,
             "trainer.iterations": self.iterations,
         }
         return overrides(own)
 
     def resolved(self) -> Recipe:
-        """The recipe as this job runs it. Raises ConfigError with every fault."""
-        return load_recipe(self.recipe, self.settings(base="WARM", output="RUN"))
+        """The recipe as this job runs it, its own base model named. Raises ConfigError with every fault."""
+        return _recipe(self.recipe, tuple(self.warming(base="WARM", output="RUN")))
 
     def digest(self) -> str:
         """Changes with everything that the result depends on, but the code."""
@@ -117,7 +144,8 @@ class Job:
         """What the warm start depends on: arms that agree in it share one."""
         recipe = self.resolved().model_dump(mode="json")
         facts = [recipe[name] for name in ("environment", "user", "warm_start", "run")]
-        facts += [recipe["model"]["dtype"], recipe["rollout"]["max_turns"], recipe["rollout"]["max_context_tokens"]]
+        facts += [recipe["model"][name] for name in ("base", "revision", "dtype")]
+        facts += [recipe["rollout"][name] for name in ("max_turns", "max_context_tokens", "thoughts")]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -172,6 +200,10 @@ class Protocol:
         """Raises SystemExit with what is wrong in the file."""
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         arms = {name: Arm(name=name, **row) for name, row in document.pop("arms").items()}
+        bases = [known(name, arms, "arm") for name in document.pop("parts_on")]
+        for part, row in document.pop("parts").items():
+            for name in bases:
+                arms[f"{name}_{part}"] = arms[name].with_part(part, **row)
         for arm in arms.values():
             known(arm.tuning, arms, "arm")
         space = document.pop("tuning")
@@ -194,6 +226,7 @@ class Protocol:
             best=self.arm(row["best"]).name if "best" in row else "",
             seeds=tuple(row["seeds"]),
             dialogues=row["dialogues"],
+            tuned=row.get("tuned", True),
             protocol=self,
         )
 
@@ -230,6 +263,8 @@ class Study:
     """The arm that is set beside the articles' figures, named before the runs; empty: none."""
     seeds: tuple[int, ...]
     dialogues: int
+    tuned: bool
+    """False: the recipe's own values, where they are of another model than the search was made with."""
     protocol: Protocol = field(repr=False)
 
     @property
@@ -245,13 +280,20 @@ def overrides(changes: Mapping[str, Any]) -> list[str]:
 
 def changed_recipe(recipe: str, changes: Mapping[str, Any]) -> Recipe:
     """A recipe with settings over it. Raises ConfigError with every fault."""
-    return load_recipe(recipe, overrides(changes))
+    return _recipe(recipe, tuple(overrides(changes)))
 
 
-def known(name: str, names: Mapping[str, Any], what: str) -> None:
-    """Raises SystemExit, with the nearest name, for one that the protocol does not have."""
+@lru_cache(maxsize=512)
+def _recipe(path: str, settings: tuple[str, ...]) -> Recipe:
+    """Read once: many jobs ask for the same one."""
+    return load_recipe(path, settings)
+
+
+def known(name: str, names: Mapping[str, Any], what: str) -> str:
+    """The name. Raises SystemExit, with the nearest one, when the protocol does not have it."""
     if name not in names:
         raise SystemExit(f"unknown {what} {name!r}; one of {', '.join(names)}{nearest(name, names)}")
+    return name
 
 
 def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: str) -> dict[str, Any]:

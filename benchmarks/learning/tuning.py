@@ -36,7 +36,7 @@ def tuning_jobs(protocol: Protocol, arm: Arm) -> list[Job]:
 
 def study_jobs(study: Study, folder: Path = TUNING) -> list[Job]:
     """Seed by seed, so that an interrupted study has whole pairs."""
-    first = [_first_job(study, arm, chosen(study.protocol, arm, folder)) for arm in study.arms]
+    first = [_first_job(study, arm, chosen(study.protocol, arm, folder) if study.tuned else None) for arm in study.arms]
     return [replace(job, seed=seed) for seed in study.seeds for job in first]
 
 

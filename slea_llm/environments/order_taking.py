@@ -74,6 +74,9 @@ class OrderTaking:
         """Share of the other users whose first dish is sold out, which the kitchen says when it is named; in [0, 1]."""
         change_share: float = 0.0
         """Share of users who change their mind about a value they have told, unasked; in [0, 1]."""
+        show_notes: bool = False
+        """After every word of the user the agent is told, as a tool's message, what the tracker still misses: all that
+        an evaluator can read from the public state, in the prompt."""
 
         def __post_init__(self) -> None:
             # A suggestion that is refused and another; the news and the second choice; the read-back of a change.
@@ -223,7 +226,17 @@ class OrderEpisode:
     def user_says(self, text: str, *, leaving: bool = False) -> Outcome:
         self._check_open()
         self._note(text)
-        return self._end("user_left") if leaving else Outcome(messages=self._news())
+        return self._end("user_left") if leaving else Outcome(messages=(*self._news(), *self._notes()))
+
+    def _notes(self) -> tuple[Message, ...]:
+        """What is still to come, from the tracker, where the settings have it told."""
+        if not self._config.show_notes:
+            return ()
+        missing = [slot for slot in self._goal if slot not in self._progress.filled]
+        unconfirmed = [slot for slot in self._goal if slot not in self._progress.confirmed]
+        notices = self._language.notices
+        text = notices["missing"].format(slots=self._language.slot_list(missing)) if missing else notices["whole"]
+        return (Message(role="tool", content=text if unconfirmed else notices["agreed"], name="tracker"),)
 
     def _news(self) -> tuple[Message, ...]:
         """What the kitchen says of a dish that the user has just named."""

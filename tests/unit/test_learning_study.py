@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "plugins"))
 
 from measures import Point
+from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
 from runs import Result, repeats
 from tables import Tables, fallen, tables, windowed
 from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
 
-from slea_llm import planning
+from slea_llm import planning, registry
 from slea_llm.types import Trajectory, Turn
 
 PROTOCOL = Protocol.read()
 PLAYED = 160
+ENTRY_POINTS = cache(entry_points)
 
 
 def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = "") -> Result:
@@ -40,6 +45,9 @@ def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = 
         commands=("python -m slea_llm train",),
         commit="0" * 40,
         versions={"python": "3.11"},
+        phases={"update": 1.5},
+        tokens={"rows": 1000 * PLAYED * len(successes), "sampled": 100 * PLAYED * len(successes)},
+        samples=("user: hello",),
         resumed=0,
         cpu_seconds=100.0,
         curve=tuple(Point(played=PLAYED, successes=won, turns=6.0, cpu=20.0, wall=30.0) for won in successes),
@@ -56,6 +64,13 @@ def quick() -> Study:
     return PROTOCOL.study("quick")
 
 
+@pytest.fixture
+def _quick_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is looked up in all packages of the machine every time; here one look serves all tests."""
+    monkeypatch.setattr(registry, "entry_points", ENTRY_POINTS)
+
+
+@pytest.mark.usefixtures("_quick_registry")
 @pytest.mark.parametrize("name", PROTOCOL.arms)
 def test_every_arm_is_a_run_that_plan_takes(name: str) -> None:
     arm = PROTOCOL.arms[name]
@@ -221,3 +236,16 @@ def test_further_losses_and_sources_go_on_top_of_what_an_arm_has() -> None:
 def test_a_wrong_name_is_answered_with_the_nearest(what: str, name: str) -> None:
     with pytest.raises(SystemExit, match=f"unknown {what} .*did you mean|nearest"):
         getattr(PROTOCOL, what)(name)
+
+
+def test_what_a_device_needs_follows_from_lengths_and_settings() -> None:
+    made = replace(result("streams_split", 101, 10, 20), changes={"trainer.epochs": 1})
+    work = Work.of(made, parameters=1e6)
+    # 1,000 tokens a dialogue: read once (2 P), three passes (6 P), one epoch of policy and critic (4 P each).
+    assert work.operations == pytest.approx((2 + 6 + 8) * 1e6 * 1000)
+    assert work.steps == 100
+    alone = Work.of(replace(made, changes={"trainer.epochs": 2, "model.critic": "none"}), parameters=1e6)
+    assert alone.operations == pytest.approx((2 + 4 + 8) * 1e6 * 1000)
+    device = Device(name="a", operations=1e12, bandwidth=1e9)
+    # 16 Gflop at half of 1 Tflop/s, and 100 steps of 2 MB at 1 GB/s shared by four dialogues.
+    assert work.seconds(device, parameters=1e6, at_once=4, mfu=0.5) == pytest.approx(0.032 + 0.05)

@@ -593,3 +593,31 @@ def test_options_need_turns() -> None:
         OrderTaking.Config(undecided_share=0.2, change_share=0.2)
     with pytest.raises(ConfigError, match="sold_out_share 2"):
         OrderTaking.Config(sold_out_share=2, max_turns=20)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_notes_tell_what_the_public_state_says_after_every_word_of_the_user(language: Any, user: ScriptedUser) -> None:
+    environment = OrderTaking(OrderTaking.Config(language=language, show_notes=True))
+    plain = OrderTaking(OrderTaking.Config(language=language))
+    for seed in range(10):
+        task = environment.task(seed)
+        episode, silent = environment.start(task), plain.start(task)
+        assert task == plain.task(seed)
+        expert, notes = environment.expert(task), Language(language).notices
+        session = user.start(task, seed)
+        reply = asyncio.run(session.opening())
+        for _ in range(12):
+            told = episode.user_says(reply.text).messages
+            assert silent.user_says(reply.text).messages == ()
+            state = episode.state()
+            assert state == silent.state(), "they are told, not known"
+            missing = notes["missing"].format(slots=Language(language).slot_list(state["missing"]))
+            expected = missing if state["missing"] else notes["whole" if state["unconfirmed"] else "agreed"]
+            assert told == (Message(role="tool", content=expected, name="tracker"),)
+            said = expert.act(state, ())
+            outcome = episode.agent_says(said)
+            silent.agent_says(said)
+            if outcome.termination:
+                break
+            reply = asyncio.run(session.answer(outcome.acts, ()))
+        assert outcome.termination == "success"
