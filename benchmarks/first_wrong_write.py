@@ -7,6 +7,9 @@ that it speaks of, logs/tau_bench. Evaluators are fitted on the outcomes of dial
 `--held-out dialogue`, of other dialogues) and never see a label; a turn's score is the lowest of its steps'. Reciprocal
 ranks are means over the order of ties, intervals are of 5000 bootstrap draws over tasks. Beside them what needs no
 judgement: chance, later turns first, and turns that call a tool which writes, in order.
+
+A second table asks what writes in order cannot answer: does the score of a wrong write lie below that of a write in a
+dialogue that succeeded? It holds the area under the ROC curve (0.5: no better than chance) over these turns.
 """
 
 from __future__ import annotations
@@ -23,18 +26,22 @@ from common import table
 
 from slea_llm import registry
 from slea_llm.encoders import load_encoder
-from slea_llm.evaluators import counterfactual, hindsight, return_decomposition
+from slea_llm.evaluators import counterfactual, hindsight, return_decomposition, tool_use_outcomes
 from slea_llm.evaluators.counterfactual import CounterfactualPrediction
 from slea_llm.evaluators.hindsight import HindsightEvaluator
 from slea_llm.evaluators.return_decomposition import ReturnDecomposition
 from slea_llm.evaluators.reward_model import RewardModel
 from slea_llm.evaluators.ridge import fold_of
 from slea_llm.evaluators.rules import Rules
+from slea_llm.evaluators.tool_checks import ToolWords, checked_calls
+from slea_llm.evaluators.tool_use import ToolUse
+from slea_llm.evaluators.tool_use_outcomes import ToolUseOutcomes
 from slea_llm.fitting import labels
 from slea_llm.fitting.evaluator import FitSettings, fit_evaluator
 from slea_llm.fitting.evaluator import FittedEvaluator as FittedReward
 from slea_llm.interfaces import StepEvaluator
 from slea_llm.logs.reading import LogReader
+from slea_llm.measures import area_under_curve
 from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredTrajectory
 
@@ -55,7 +62,9 @@ FITTED: Mapping[str, tuple[Callable[..., Any], Any]] = {
     "return_decomposition": (return_decomposition.fit, ReturnDecomposition),
     "hindsight": (hindsight.fit, HindsightEvaluator),
     "counterfactual_prediction": (counterfactual.fit_prediction, CounterfactualPrediction),
+    "tool_use_outcomes": (tool_use_outcomes.fit, ToolUseOutcomes),
 }
+UNFITTED: Mapping[str, StepEvaluator] = {"rules": Rules(Rules.Config()), "tool_use": ToolUse(ToolUse.Config())}
 
 
 class Case:
@@ -92,24 +101,67 @@ def main() -> None:
         ["chance", *shown(cases, [np.zeros(case.turns) for case in cases])],
         ["later turns first", *shown(cases, [-np.arange(case.turns, dtype=float) for case in cases])],
         ["writes in order", *shown(cases, [writes_in_order(case) for case in cases])],
-        ["rules", *shown(cases, [turn_scores(case.scored, Rules(Rules.Config())) for case in cases])],
     ]
-    found = {
-        name: held_out(cases, scored, fit, cls, by=arguments.held_out, seed=arguments.seed)
+    right = right_writes(scored)
+    every = [*cases, *right]
+    found = {name: [turn_scores(case.scored, one) for case in every] for name, one in UNFITTED.items()}
+    found |= {
+        name: held_out(every, scored, fit, cls, by=arguments.held_out, seed=arguments.seed)
         for name, (fit, cls) in FITTED.items()
     }
     # Both judge a step against what else is usual there, in differences of success probability: equal weights.
     pair = zip(found["hindsight"], found["counterfactual_prediction"], strict=True)
-    found["blend of the last two"] = [(one + other) / 2.0 for one, other in pair]
-    rows += [[name, *shown(cases, turns)] for name, turns in found.items()]
+    found["blend of these two"] = [(one + other) / 2.0 for one, other in pair]
+    rows += [[name, *shown(cases, turns[: len(cases)])] for name, turns in found.items()]
     print(f"{len(cases)} failures of {len({case.task for case in cases})} tasks, {len(scored)} dialogues in the log")
     print(table(["order of the turns", "mean reciprocal rank", "95 %", "over chance", "over later first"], rows))
+    count = sum(len(case.writes) for case in right)
+    print(f"\n{len(cases)} wrong writes, and {count} writes of {len(right)} dialogues that succeeded")
+    print(table(["score of a write", "AUC", "95 %"], [[name, *told(cases, right, one)] for name, one in found.items()]))
 
 
 def read_cases(path: Path, scored: Sequence[ScoredTrajectory]) -> list[Case]:
     rows = json.loads(path.read_text("utf-8"))["trajectories"]
     by_trial = {trial_of(one): one for one in scored}
     return [Case(row, by_trial[str(row["task_id"]), str(row["trial"])]) for row in rows]
+
+
+def right_writes(scored: Sequence[ScoredTrajectory]) -> list[Case]:
+    """The dialogues that succeeded with a call that changed something, and all turns with such a call."""
+    words, found = ToolWords.read(), []
+    for one in scored:
+        if one.trajectory.success:
+            calls = checked_calls(one.trajectory, one.steps, words)
+            turns = sorted({turn for (turn, _), call in calls.items() if call.effect == "changes" and not call.failed})
+            if turns:
+                row = {
+                    "task_id": trial_of(one)[0],
+                    "assistant_turns": len(one.trajectory.turns),
+                    "first_wrong_write_turn": turns[0],
+                    "write_turns": turns,
+                }
+                found.append(Case(row, one))
+    return found
+
+
+def told(cases: Sequence[Case], right: Sequence[Case], scores: Sequence[np.ndarray]) -> list[str]:
+    """AUC of wrong writes below right ones, with the interval over tasks."""
+    rows = [(case.task, False, float(one[case.guilty])) for case, one in zip(cases, scores, strict=False)]
+    rows += [
+        (case.task, True, float(one[turn]))
+        for case, one in zip(right, scores[len(cases) :], strict=True)
+        for turn in case.writes
+    ]
+    tasks = sorted({task for task, _, _ in rows})
+    by_task = {task: [row for row in rows if row[0] == task] for task in tasks}
+    rng, draws = np.random.default_rng(0), []
+    for _ in range(1000):
+        part = [row for place in rng.integers(0, len(tasks), len(tasks)) for row in by_task[tasks[place]]]
+        auc = area_under_curve([score for _, _, score in part], [good for _, good, _ in part])
+        draws += [] if auc is None else [auc]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    whole = area_under_curve([score for _, _, score in rows], [good for _, good, _ in rows])
+    return ["unknown" if whole is None else f"{whole:.3f}", f"{low:.3f} to {high:.3f}"]
 
 
 def trial_of(one: ScoredTrajectory) -> tuple[str, str]:

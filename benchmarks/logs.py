@@ -3,8 +3,9 @@
     python benchmarks/logs.py [--folder DIR] [--sizes 10 100 1000] [--record 14] [--forms lines array]
 
 For each size (MB, of 10^6 bytes) a JSON lines file and one JSON array of tool-calling dialogues are made, and each is
-scored in a process of its own: read by `LogReader`, cut, scored by `knowledge_base`, written as a scored log. A bare
-parse is `json.loads` of each line; for the array, which the standard library can only load whole, it is the same
+scored in a process of its own by the command `slea score` with its rules, as a user would: read, cut, scored, written
+and read back for the summary, without advantages (which it leaves out of large logs). `read` is `LogReader` alone. A
+bare parse is `json.loads` of each line; for the array, which the standard library can only load whole, it is the same
 records as lines. Peak memory is the largest resident size of that process, the interpreter and all imports included.
 """
 
@@ -24,11 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from slea_llm.cli import compose
-from slea_llm.config import ComponentSpec
+from slea_llm import score_runs
+from slea_llm.cli import main as slea
 from slea_llm.logs.reading import LogReader
-from slea_llm.scoring import Scorer
-from slea_llm.storage import write_scored
 
 WORDS = (
     "the",
@@ -105,18 +104,14 @@ def read_only(path: Path) -> None:
 
 
 def score(path: Path, parser: str) -> None:
-    """Read, cut, score with rules, write."""
-    scorer = Scorer(
-        compose.component("parser", ComponentSpec(name=parser)),
-        [compose.component("evaluator", ComponentSpec(name="knowledge_base"))],
-    )
+    """What `slea score` does, and what its card counts."""
     start = time.perf_counter()
-    reader = LogReader(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        write_scored(Path(folder) / "scored.jsonl", scorer.score_many(reader))
-    if reader.fault_count:
-        raise SystemExit(f"{reader.fault_count} records were not read: {reader.faults[0]}")
-    report(reader.records, time.perf_counter() - start)
+        results = Path(folder) / "results"
+        if code := slea(["score", str(path), "--no-credit", "--strict", "--parser", parser, "--output", str(results)]):
+            raise SystemExit(code)
+        seconds = time.perf_counter() - start
+        report(score_runs.latest(results).card.counts["dialogues"], seconds)
 
 
 def report(records: int, seconds: float) -> None:
@@ -162,7 +157,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="MB; the first is the base")
     parser.add_argument("--forms", nargs="+", choices=("lines", "array"), default=["lines", "array"])
     parser.add_argument("--record", type=int, default=14, help="kB of a dialogue (default 14, as in tau-bench)")
-    parser.add_argument("--parser", default="tagged", help="parser that cuts the replies")
+    parser.add_argument("--parser", default="auto", help="parser that cuts the replies (default: auto)")
     parser.add_argument("--do", choices=("bare", "read", "score"), help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -173,10 +173,11 @@ def _patch(module: str, name: str, wrapped: Callable[[Callable[..., Any]], Calla
 
 def _train(arguments: argparse.Namespace, folder: Path) -> None:
     from slea_llm.cli.session import quiet_third_parties
-    from slea_llm.cli.train import TrainingRun
+    from slea_llm.cli.train import TrainingRun, keep_freed_memory
     from slea_llm.config import load_recipe
     from slea_llm.distributed import make_accelerator
 
+    keep_freed_memory()
     settings = [f"model.base={arguments.base}"] if arguments.base else []
     settings += ["generation={name: transformers}"]
     own = [f"run.output_dir={folder / 'run'}", "evaluation.tasks=0"]

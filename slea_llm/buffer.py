@@ -67,6 +67,11 @@ def importance(chances: Floats, beta: float) -> Floats:
     return weights / weights.max()  # type: ignore[no-any-return]
 
 
+def beta(progress: float) -> float:
+    """Exponent of the weights when this share of the training is done: from 0.4 in a straight line to 1."""
+    return BETA + (1.0 - BETA) * progress
+
+
 class ReplayBuffer:
     """This rank's dialogues of the last policy versions, on disk, with an index of a few numbers each in memory.
 
@@ -161,7 +166,7 @@ class ReplayBuffer:
         *counts, played, age, older = reducer.sum([float(number) for number in own])
         (oldest,) = reducer.max([float(max(ages, default=0))])
         metrics = {f"replay/{name}": count for name, count in zip(names, counts, strict=True)}
-        metrics |= {"replay/overrides": changed, "replay/overrides_refused": refused}
+        metrics |= {"replay/beta": beta(progress), "replay/overrides": changed, "replay/overrides_refused": refused}
         count = metrics["replay/drawn"]
         metrics |= {
             "replay/share": count / max(count + played, 1.0),
@@ -306,7 +311,7 @@ class ReplayBuffer:
         if not len(groups) or not draws:
             return []
         chances = probabilities(np.bincount(member, self._table["priority"]) / sizes, POWER)
-        weights = importance(chances, BETA + (1.0 - BETA) * progress)
+        weights = importance(chances, beta(progress))
         rng = np.random.default_rng([self._seed, self._rank, iteration])
         picked, times = np.unique(rng.choice(len(groups), size=draws, p=chances), return_counts=True)
         drawn = []

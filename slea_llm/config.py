@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
 
-from slea_llm import registry
+from slea_llm import registry, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.settings import (
     EvaluationSettings,
@@ -79,8 +80,8 @@ class Recipe(BaseModel):
             )
         if not self.streams:
             raise ValueError("streams is empty; give at least one, such as outcome: {sources: [outcome]}")
-        if self.kl_in_reward < 0:
-            raise ValueError(f"kl_in_reward {self.kl_in_reward} is negative")
+        if not 0 <= self.kl_in_reward < math.inf:
+            raise ValueError(f"kl_in_reward {self.kl_in_reward} must be finite and 0 or more")
         return self
 
     def to_yaml(self) -> str:
@@ -110,10 +111,11 @@ def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) 
     """
     document: dict[str, Any] = {}
     if path is not None:
-        document = _read_document(Path(path))
+        document = read_document(Path(path))
         if "model" in document:  # the recipe of a training run: the whole of it must be right
-            load_recipe(path)
+            parser = load_recipe(path).parser.model_dump()
             document = {name: document[name] for name in ScoringRecipe.model_fields if name in document}
+            document.setdefault("parser", parser)  # training's own default cuts otherwise than that of scoring
     return _scoring_recipe(document, overrides, str(path))
 
 
@@ -151,21 +153,22 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     Raises ConfigError that lists every fault at once, each with its place, its value and the nearest known key.
     """
     file = Path(path)
-    document = _read_document(file)
+    document = read_document(file)
     for override in overrides:
         _apply(document, override)
     return parse_recipe(document, source=str(file))
 
 
-def _read_document(file: Path) -> dict[str, Any]:
+def read_document(file: Path, what: str = "recipe") -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises ConfigError, which calls it `what`, for anything else."""
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = strict_yaml.load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"recipe {file} cannot be read: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {file} is not YAML: {error}") from error
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {file} is not YAML: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"recipe {file} must be a mapping of sections, not {type(document).__name__}")
+        raise ConfigError(f"{what} {file} must be a mapping of sections, not {type(document).__name__}")
     return document
 
 
@@ -175,6 +178,17 @@ def parse_recipe(document: Mapping[str, Any], *, source: str = "recipe") -> Reci
         return Recipe.model_validate(document)
     except ValidationError as error:
         raise ConfigError(_explain(error, source, Recipe)) from error
+
+
+def differences(before: Any, now: Any, place: str = "") -> list[str]:
+    """What two resolved recipes, or parts of them, say differently: `losses.0.weight: 0.5 before, 0.25 now`."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(key, before.get(key), now.get(key)) for key in {**before, **now}]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(str(index), one, other) for index, (one, other) in enumerate(zip(before, now, strict=True))]
+    else:
+        return [] if before == now else [f"{place}: {before!r} before, {now!r} now"]
+    return [line for key, one, other in pairs for line in differences(one, other, f"{place}.{key}" if place else key)]
 
 
 def component_config(kind: str, spec: ComponentSpec) -> tuple[Any, Any]:
@@ -214,7 +228,10 @@ def _apply(document: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
-    value = yaml.safe_load(text) if text else None
+    try:
+        value = strict_yaml.load(text) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: its value is not YAML: {error}") from error
     keys = path.split(".")
     node: Any = document
     for depth, key in enumerate(keys[:-1]):
@@ -279,7 +296,8 @@ def _fields(node: Any) -> dict[str, Any]:
     if isinstance(node, type) and issubclass(node, BaseModel):
         return {name: _inner(info.annotation) for name, info in node.model_fields.items()}
     if dataclasses.is_dataclass(node):
-        return {entry.name: entry.type for entry in dataclasses.fields(node)}
+        hints = get_type_hints(node)
+        return {entry.name: _inner(hints[entry.name]) for entry in dataclasses.fields(node)}
     return {}
 
 

@@ -31,9 +31,9 @@ def check_streams(
     streams: Mapping[str, StreamSettings],
     evaluators: Collection[str],
     augmenters: Collection[str],
+    *,
     kl_in_reward: bool,
     kl_in_loss: bool,
-    *,
     logged_only: Collection[str] = (),
     weighing: Collection[str] = (),
 ) -> None:

@@ -142,7 +142,9 @@ class Dialogue:
             more["user"] = dict(session.provenance())
         if error is not None or self._termination is None:
             text = self._describe(error)
-            _log.warning("dialogue %s broke: %s", self._id, text, exc_info=error)
+            # An EpisodeError says what is wrong; whatever else was raised may be a fault of somebody's code.
+            trace = None if isinstance(error, EpisodeError) else error
+            _log.warning("dialogue %s broke: %s", self._id, text, exc_info=trace)
         return Trajectory(
             id=self._id,
             task=asdict(self._task),

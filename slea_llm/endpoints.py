@@ -7,7 +7,6 @@ there is none; retries, tokens and money are counted in `Usage`.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import importlib.util
 import json
 import math
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from slea_llm.errors import ConfigError, MissingDependencyError, UnsupportedError, nearest
+from slea_llm.http_responses import ACCEPTED, read_body, seconds_to_wait
 from slea_llm.questions import Answer, ChatModel, Question, Usage
 from slea_llm.redaction import REDACTED, environment_secrets, redact_text
 
@@ -38,7 +38,11 @@ ENGINE = "engine"
 REFUSED_FOR_S = 30.0
 """Seconds for which questions fail at once after an endpoint could not be reached in all attempts of one question."""
 MAX_BODY = 4 * 2**20
-"""Bytes of a response beyond which it is not read."""
+"""Bytes of a response, decompressed, beyond which it is not read."""
+MOST_TOKENS = 10**9
+"""A count of tokens above it is a server's nonsense and not counted."""
+SHOWN = 8000
+"""Characters of a faulty answer that its model is shown again."""
 _FORMATS = ("json_schema", "json_object", "none")
 _RETRIED = frozenset({408, 409, 425, 429})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -168,7 +172,7 @@ class HttpChatModel:
         if self._verify is None:  # reading the certificates of this machine takes longer than many an answer
             self._verify = httpx.create_ssl_context() if self.endpoint.url.startswith("https") else False
         return httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": ACCEPTED, **({"Authorization": f"Bearer {key}"} if key else {})},
             timeout=None,  # noqa: S113  (asyncio.timeout bounds an attempt as a whole, httpx only its parts)
             limits=httpx.Limits(max_connections=self.endpoint.concurrency),
             trust_env=not _is_loopback(self.endpoint.url),  # a proxy does not reach this machine's own servers
@@ -259,14 +263,15 @@ class HttpChatModel:
         return text, cut
 
     async def _post(self, client: httpx.AsyncClient, payload: Mapping[str, Any]) -> tuple[int, str | None, bytes]:
-        body = bytearray()
         url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
         async with client.stream("POST", url, json=payload) as response:
-            async for part in response.aiter_bytes():
-                body += part
-                if len(body) > MAX_BODY:
-                    raise AttemptError(f"the response is longer than {MAX_BODY} bytes", final=True)
-            return response.status_code, response.headers.get("retry-after"), bytes(body)
+            try:
+                body = await read_body(response, MAX_BODY)
+            except ValueError as error:
+                raise AttemptError(f"the response cannot be read: {error}") from None
+            if len(body) > MAX_BODY:
+                raise AttemptError(f"the response is longer than {MAX_BODY} bytes", final=True)
+            return response.status_code, response.headers.get("retry-after"), body
 
     def _payload(self, question: Question, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         endpoint = self.endpoint
@@ -309,7 +314,7 @@ class HttpChatModel:
 
     def _count_tokens(self, counts: Mapping[str, Any]) -> None:
         given = [counts.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        if not all(isinstance(count, int) and count >= 0 for count in given):
+        if not all(isinstance(count, int) and 0 <= count <= MOST_TOKENS for count in given):
             self._usage = self._usage.plus(unmetered=1)
             return
         prompt, completion = (int(count) for count in given if count is not None)
@@ -389,20 +394,6 @@ def whole_characters(text: str) -> str:
     return _HALF.sub("\ufffd", text)
 
 
-def seconds_to_wait(header: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for, given as a number or as a date; None when it says neither."""
-    if header is None:
-        return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError:
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
 def run_apart(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine from its own event loop; in a thread when this one has a running loop (a notebook)."""
     try:
@@ -424,9 +415,9 @@ def _whole(value: Any) -> Any:
 
 
 def correction(failure: AttemptError, question: Question) -> list[dict[str, str]]:
-    """The faulty answer and a request for a better one, as further messages."""
+    """The beginning of the faulty answer and a request for a better one, as further messages."""
     return [
-        {"role": "assistant", "content": whole_characters(failure.answer or "...")},
+        {"role": "assistant", "content": whole_characters((failure.answer or "...")[:SHOWN])},
         {"role": "user", "content": f"That cannot be used: {failure}. {question.again}"},
     ]
 

@@ -25,8 +25,11 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     interrupted write leaves `target` as it was; the old content goes only after the new one is in place.
     """
     refuse_existing(target, overwrite=overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.partial-"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:100]}.partial-"))
+    except OSError as error:
+        raise StorageError(f"could not write {target}: {error}") from error
     try:
         yield partial
         partial.chmod(0o755)  # mkdtemp makes folders that only their owner may read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,9 +54,14 @@ class Facts:
     first_harm: tuple[int, int] | None
 
     @property
+    def known_scores(self) -> list[float]:
+        """Those of the scored steps."""
+        return [score for score in self.scores if score is not None]
+
+    @property
     def mean_score(self) -> float | None:
         """The mean over the scored steps."""
-        known = [score for score in self.scores if score is not None]
+        known = self.known_scores
         return math.fsum(known) / len(known) if known else None
 
 
@@ -144,8 +150,8 @@ class LogMeasures:
     harmed: int = 0
     unharmed_failures: int = 0
     terminations: Counter[str] = field(default_factory=Counter)
-    _lengths: list[int] = field(default_factory=list)
-    _ends: list[bool] = field(default_factory=list)
+    _lengths: array[int] = field(default_factory=lambda: array("q"))
+    _ends: bytearray = field(default_factory=bytearray)
     _wins: Counter[str] = field(default_factory=Counter)
     _known: Counter[str] = field(default_factory=Counter)
 
@@ -186,7 +192,7 @@ class LogMeasures:
     @property
     def lengths(self) -> MeanLengths | None:
         """Mean turns of successes and of all finished dialogues."""
-        return mean_lengths([float(n) for n in self._lengths], self._ends) if self._lengths else None
+        return mean_lengths([float(n) for n in self._lengths], list(map(bool, self._ends))) if self._lengths else None
 
     @property
     def tasks(self) -> int:

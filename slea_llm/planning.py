@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from slea_llm.augmenters.weighting import check_weights
-from slea_llm.config import ComponentSpec, Recipe, check_components, component_config
+from slea_llm.config import ComponentSpec, Recipe, check_components, component_config, read_document
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError, nearest
 from slea_llm.interfaces import Unrepeatable
@@ -38,12 +36,11 @@ class Launch:
     def read(cls, path: Path) -> Launch:
         """Read an accelerate config file. Raises ConfigError for what cannot be read, UnsupportedError for what is
         known to start another number of processes than it says."""
-        try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"accelerate config {path} cannot be read: {error}") from error
-        kind = str(document.get("distributed_type", "NO"))
-        if kind == "MULTI_CPU" or (document.get("use_cpu") and document.get("num_processes", 1) > 1):
+        document = read_document(path, "accelerate config")
+        kind, processes = str(document.get("distributed_type", "NO")), document.get("num_processes", 1)
+        if not isinstance(processes, int) or processes < 1:
+            raise ConfigError(f"{path}: num_processes {processes!r} is not a whole number, 1 or more")
+        if kind == "MULTI_CPU" or (document.get("use_cpu") and processes > 1):
             raise UnsupportedError(
                 f"{path}: this form starts ONE process without a word on the CPU; use distributed_type MULTI_GPU with "
                 "use_cpu false, as recipes/accelerate/cpu2.yaml does"
@@ -55,7 +52,7 @@ class Launch:
             raise UnsupportedError(
                 f"{path}: FSDP version 1 cannot hold an adapter that trains over a frozen base; use 2"
             )
-        return cls(processes=int(document.get("num_processes", 1)), kind=kind)
+        return cls(processes=processes, kind=kind)
 
 
 def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = None) -> list[str]:
@@ -67,16 +64,17 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     user, settings = components["user"][0]
     if hasattr(user, "preflight"):
         user.preflight(settings)
-    shut = _check_evaluators(recipe, components["user"][0][0])
+    shut = _check_evaluators(recipe, components["user"][0][0], components["environment"][0][0].name)
     _check_losses(recipe)
-    _check_replay(recipe, launch or Launch())
-    _check_imitation(recipe)
+    losses = {spec.name: config for spec, (_, config) in zip(recipe.losses, components["losses"], strict=True)}
+    _check_replay(recipe, launch or Launch(), losses)
+    _check_imitation(recipe, losses, components["credit"][0][1])
     for term, config in components["losses"]:
         if not getattr(term, "needs", frozenset()):
             term(config)  # it refuses what its settings cannot do together
     _check_credit(recipe, *components["credit"][0])
     notes = _check_augmenters(recipe, components["augmenters"])
-    kl_loss = any(spec.name == "reference_kl" and spec.options.get("weight", 1.0) for spec in recipe.losses)
+    kl_loss = "reference_kl" in losses and losses["reference_kl"].weight != 0
     classes = [component for component, _ in components["augmenters"]]
     payers = [one.name for one in classes if hasattr(one, "augment")]
     check_weights(recipe.weights, [one.name for one in classes if hasattr(one, "weights")], payers)
@@ -85,8 +83,8 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
         recipe.streams,
         [spec.name for spec in recipe.evaluators],
         payers,
-        recipe.kl_in_reward > 0,
-        kl_loss,
+        kl_in_reward=recipe.kl_in_reward > 0,
+        kl_in_loss=kl_loss,
         weighing=recipe.weights.sources,
     )
     if launch is not None:
@@ -94,13 +92,10 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
 
 
-def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
-    """Every evaluator, and every part of a blend, finds in a training run what it needs; its gate, where it is shut."""
-    specs = list(recipe.evaluators)
+def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
+    """Every evaluator, and every part of a blend, finds in a training run what it needs; what is odd about it."""
     shut = []
-    while specs:
-        spec = specs.pop()
-        cls, config = component_config("evaluator", spec)
+    for spec, cls, config in _evaluators(recipe):
         missing = sorted(getattr(cls, "needs", frozenset()) - GIVEN_TO_EVALUATORS)
         if missing:
             raise UnsupportedError(
@@ -114,9 +109,20 @@ def _check_evaluators(recipe: Recipe, user: Any) -> list[str]:
             verdict = preflight(config)
             if verdict is not None and not verdict.open:
                 shut.append(verdict.line)
-        parts = getattr(config, "evaluators", ())
-        specs += [ComponentSpec(name=part.name, **part.options) for part in parts]
+        misplaced = getattr(cls, "misplaced", None)
+        if misplaced is not None and (note := misplaced(config, {environment})):
+            shut.append(note)
     return shut
+
+
+def _evaluators(recipe: Recipe) -> Iterator[tuple[ComponentSpec, Any, Any]]:
+    """Spec, class and settings of every evaluator, and of every part of a blend."""
+    specs = list(recipe.evaluators)
+    while specs:
+        spec = specs.pop()
+        cls, config = component_config("evaluator", spec)
+        yield spec, cls, config
+        specs += [ComponentSpec(name=part.name, **part.options) for part in getattr(config, "evaluators", ())]
 
 
 def _check_losses(recipe: Recipe) -> None:
@@ -144,7 +150,7 @@ def _check_losses(recipe: Recipe) -> None:
         raise UnsupportedError("model.dtype float64 with trainer.precision bf16 contradict; choose one")
 
 
-def _check_replay(recipe: Recipe, launch: Launch) -> None:
+def _check_replay(recipe: Recipe, launch: Launch, losses: Mapping[str, Any]) -> None:
     """What an earlier policy sampled is weighed by what it said then, and nothing takes the weight away."""
     replay, rollout = recipe.replay, recipe.rollout
     if rollout.scoring_ahead:
@@ -156,7 +162,7 @@ def _check_replay(recipe: Recipe, launch: Launch) -> None:
             "replay.share with trainer.proximal sampler would clip against the policy that sampled long ago, without a "
             "weight; set trainer.proximal to trainer"
         )
-    if any(spec.name == "ppo" and spec.options.get("importance_cap", 1.0) == 0 for spec in recipe.losses):
+    if "ppo" in losses and losses["ppo"].importance_cap == 0:
         raise UnsupportedError(
             "replay.share with ppo.importance_cap 0 would learn from an earlier policy's dialogues as if today's had "
             "played them; set importance_cap to 2"
@@ -174,42 +180,39 @@ def _check_replay(recipe: Recipe, launch: Launch) -> None:
 
 
 def _check_scoring_thread(recipe: Recipe) -> None:
-    """No evaluator of a run that scores while it plays uses what plays."""
-    for spec in recipe.evaluators:
-        cls, config = component_config("evaluator", spec)
+    """Neither parser nor evaluators of a run that scores while it plays use what plays."""
+    parser = (recipe.parser, *component_config("parser", recipe.parser))
+    for spec, cls, config in (parser, *_evaluators(recipe)):
         endpoint = getattr(config, "endpoint", None)
-        parts = getattr(config, "evaluators", ())
-        busy = "continuations" in getattr(cls, "needs", frozenset()) or getattr(endpoint, "in_process", False)
-        if busy or any(part.name == "counterfactual" for part in parts):
+        if "continuations" in getattr(cls, "needs", frozenset()) or getattr(endpoint, "in_process", False):
+            kind = "parser" if spec is recipe.parser else "evaluator"
             raise UnsupportedError(
-                f"evaluator {spec.name!r} needs the sampler or an engine in this process, which plays the next "
+                f"{kind} {spec.name!r} needs the sampler or an engine in this process, which plays the next "
                 "dialogues at the same time; set rollout.scoring_ahead to 0"
             )
 
 
-def _check_imitation(recipe: Recipe) -> None:
+def _check_imitation(recipe: Recipe, losses: Mapping[str, Any], credit: Any) -> None:
     evaluators = [spec.name for spec in recipe.evaluators]
-    for spec in recipe.losses:
-        if spec.name not in ("imitation", "imitation_prototypes"):
-            continue
-        _, config = component_config("loss", spec)
+    for name in sorted(losses.keys() & {"imitation", "imitation_prototypes"}):
+        config = losses[name]
         if config.gain != "advantage" and config.gain not in evaluators:
             known = ["advantage", *evaluators]
             raise ConfigError(
-                f"{spec.name}.gain {config.gain!r} is not one of {', '.join(known)}{nearest(config.gain, known)}"
+                f"{name}.gain {config.gain!r} is not one of {', '.join(known)}{nearest(config.gain, known)}"
             )
         if getattr(config, "form", "") == "sil":
-            _check_self_imitation(recipe)
+            _check_self_imitation(recipe, credit)
         shown = getattr(config, "demonstrations", "")
         if shown and not Path(shown).is_file():
             raise ConfigError(f"imitation.demonstrations {shown!r} is no file")
 
 
-def _check_self_imitation(recipe: Recipe) -> None:
+def _check_self_imitation(recipe: Recipe, credit: Any) -> None:
     """Its R is the return that was had, not an estimate that the critic has part in (Oh et al. 2018)."""
     if recipe.model.critic == "none":
         raise UnsupportedError("imitation.form sil compares a return with the critic's value; model.critic is none")
-    if recipe.credit.name == "nested_gae" and recipe.credit.options.get("lam_critic") != 1:
+    if getattr(credit, "lam_critic", 1) != 1:
         raise UnsupportedError(
             "imitation.form sil needs returns that were had, not estimated; set credit.lam_critic to 1"
         )
@@ -246,10 +249,13 @@ def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> 
         for name, stream in recipe.streams.items():
             if component.name in stream.sources and hasattr(component, "fits"):
                 notes += component.fits(config, name, stream)
-        if not getattr(config, "refresh_every", 1):
+        verdict = component.preflight(config) if hasattr(component, "preflight") else None
+        if verdict is not None and not verdict.open:
+            notes.append(verdict.line)
+        if not getattr(config, "refresh_every", 1) and not getattr(config, "model", ""):
             notes.append(
-                f"augmenter {component.name} has refresh_every 0: nothing is ever fitted and it does nothing; set it "
-                "above 0"
+                f"augmenter {component.name} has refresh_every 0 and no model: nothing is ever fitted and it does "
+                "nothing; set it above 0, or give the folder of a fitted one"
             )
     return notes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 
 FIELD = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
@@ -79,7 +79,7 @@ def _load(name: str) -> Prompt:
     if files[0].endswith(".md"):
         return parse(name, {"text": source})
     try:
-        document = yaml.safe_load(source)
+        document = strict_yaml.load(source)
     except yaml.YAMLError as error:
         raise ConfigError(f"prompt {name!r} is not YAML: {error}") from error
     return parse(name, document)

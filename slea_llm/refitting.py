@@ -1,4 +1,7 @@
-"""Fit a learnt augmenter on the dialogues of the run itself; in between, a frozen copy shapes and weighs."""
+"""Fit a learnt augmenter on the dialogues of the run itself; in between, a frozen copy shapes and weighs.
+
+The first copy is the one that the part was made with, if it was made with any.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slea_llm.errors import SleaError
-from slea_llm.interfaces import Fittable
+from slea_llm.errors import CheckpointError, SleaError
+from slea_llm.interfaces import Fittable, Versioned
 from slea_llm.records import decode_scored, encode_scored
 from slea_llm.types import ScoredTrajectory
 
@@ -58,12 +61,14 @@ class Refitting:
         self._pinned.add(self._current)
         return {
             "copy": self._current,
+            "version": self._version,
             "waiting": self._waiting,
             "known": [encode_scored(one) for one in self._known],
             "fresh": [encode_scored(one) for one in self._fresh],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointError when another copy is in force than was, StorageError when its folder is gone."""
         self._known.clear()
         self._known.extend(decode_scored(one) for one in state["known"])
         self._fresh = [decode_scored(one) for one in state["fresh"]]
@@ -71,6 +76,15 @@ class Refitting:
         self._pinned.add(self._current)
         if self._current:
             self._part.load(self._folder / self._current)
+        if (version := state["version"]) != self._version:
+            raise CheckpointError(
+                f"{self._part.name}: the checkpoint was written with the copy {version}, here is {self._version}; put "
+                "the folder that the run started from back, or start a fresh run"
+            )
+
+    @property
+    def _version(self) -> str:
+        return self._part.version if isinstance(self._part, Versioned) else ""
 
     def _refit(self, iteration: int) -> None:
         name, failed = f"iteration-{iteration}", ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -45,6 +46,8 @@ ROWS: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         "evaluator": MappingProxyType(
             {
                 "rules": "slea_llm.evaluators.rules:Rules",
+                "tool_use": "slea_llm.evaluators.tool_use:ToolUse",
+                "tool_use_outcomes": "slea_llm.evaluators.tool_use_outcomes:ToolUseOutcomes",
                 "knowledge_base": "slea_llm.evaluators.knowledge_base:KnowledgeBase",
                 "return_decomposition": "slea_llm.evaluators.return_decomposition:ReturnDecomposition",
                 "hindsight": "slea_llm.evaluators.hindsight:HindsightEvaluator",
@@ -116,11 +119,20 @@ KINDS: tuple[str, ...] = tuple(ROWS)
 
 
 def names(kind: str) -> dict[str, str]:
-    """Every known name of a kind with the place it is imported from; built-in rows win over entry points."""
+    """Every known name of a kind with the place it is imported from.
+
+    Built-in rows win over entry points, and the first entry point over others, with a warning.
+    """
     if kind not in ROWS:
         raise ConfigError(f"unknown component kind {kind!r}; one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
-    third_party = {point.name: point.value for point in entry_points(group=f"slea_llm.{kind}")}
-    return {**third_party, **ROWS[kind]}
+    found: dict[str, str] = dict(ROWS[kind])
+    for point in entry_points(group=f"slea_llm.{kind}"):
+        if found.setdefault(point.name, point.value) != point.value:
+            warnings.warn(
+                f"{kind} {point.name!r} of {point.value} is passed over: that name is {found[point.name]}; rename one",
+                stacklevel=2,
+            )
+    return found
 
 
 def load(kind: str, name: str, known: Mapping[str, str] | None = None) -> Any:

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from slea_llm.errors import ConfigError, StorageError
-from slea_llm.storage import LogFormat, atomic_write, read_scored
+from slea_llm.logs.sources import name_of
+from slea_llm.storage import LogFormat, atomic_write, mend_json, read_scored
 from slea_llm.types import ScoredTrajectory
 
 FORMAT, VERSION = "slea.score_run", 1
 _CARD = re.compile(r"run-(\d{4,})\.json")
+_HEAD = b'{\n  "format": "slea.score_run"'
+"""How a card begins, by which logs/sources.py too tells it from a log of that name."""
 EDGE = 65_536
 """Bytes at each end of a source that its fingerprint reads, so that a large log is not read twice."""
 
@@ -84,13 +87,18 @@ class ScoreRun:
 
 
 def runs(folder: Path) -> tuple[ScoreRun, ...]:
-    """The runs of a folder of results, oldest first; none when it holds none. Raises StorageError for a broken card."""
+    """The runs of a folder of results, oldest first; none when it holds none.
+
+    A file that only has the name of a card, such as a log `run-0001.json`, is passed over. Raises StorageError for a
+    card that is broken or of another version.
+    """
     if not folder.is_dir():
         return ()
-    found = []
-    for path in folder.iterdir():
-        if match := _CARD.fullmatch(path.name):
-            found.append(ScoreRun(folder=folder, number=int(match[1]), card=_read(path)))
+    found = [
+        ScoreRun(folder=folder, number=int(match[1]), card=card)
+        for path in folder.iterdir()
+        if (match := _CARD.fullmatch(path.name)) and path.is_file() and (card := _read(path)) is not None
+    ]
     return tuple(sorted(found, key=lambda run: run.number))
 
 
@@ -125,7 +133,8 @@ def start(folder: Path, card: RunCard) -> ScoreRun:
     every = runs(folder)
     if not every and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} holds something else than results of `slea score`; give another name")
-    run = ScoreRun(folder=folder, number=every[-1].number + 1 if every else 1, card=card)
+    taken = [int(match[1]) for path in (folder.iterdir() if every else ()) if (match := _CARD.fullmatch(path.name))]
+    run = ScoreRun(folder=folder, number=max(taken, default=0) + 1, card=card)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Exclusive, so that of two processes that start at once each gets a number of its own or is told.
@@ -162,12 +171,12 @@ def fingerprint(path: Path) -> dict[str, Any]:
                 ends += file.read(EDGE)
     except OSError as error:
         raise StorageError(f"{path} could not be read: {error.strerror or error}") from error
-    return {"name": path.name, "bytes": size, "crc32": f"{zlib.crc32(ends):08x}"}
+    return {"name": name_of(path), "bytes": size, "crc32": f"{zlib.crc32(ends):08x}"}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would give it back: tuples and lists are alike."""
-    return json.loads(json.dumps(value, default=list, sort_keys=True))
+    """As a card gives it back: tuples and lists are alike, and halves of characters, as in odd file names, mended."""
+    return mend_json(json.loads(json.dumps(value, default=list, sort_keys=True)), "", [])
 
 
 def _write(path: Path, card: RunCard) -> None:
@@ -176,9 +185,14 @@ def _write(path: Path, card: RunCard) -> None:
         file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _read(path: Path) -> RunCard:
+def _read(path: Path) -> RunCard | None:
+    """The card; None for a file that is none by its beginning."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8") or "{}")
+        with path.open("rb") as file:
+            if (head := file.read(len(_HEAD))) not in (b"", _HEAD):
+                return None
+            text = (head + file.read()).decode("utf-8")
+        content = json.loads(text or "{}")
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} could not be read: {error}") from error
     if not content:  # killed between taking its number and writing its card

@@ -1,6 +1,6 @@
 """Frozen settings of the fixed parts of a run. Components keep their own `Config` beside their code.
 
-Ranges are stated under each field and checked by `slea_llm.config`; 0 means what the line under the field says.
+Ranges are stated under each field and checked when one is made; 0 means what the line under the field says.
 """
 
 from __future__ import annotations

@@ -284,12 +284,11 @@ class Trainer:
     def _plan(self, experiences: Sequence[AugmentedExperience]) -> list[list[list[AugmentedExperience]]]:
         """Micro-batches by update; empty ones make up the number when another rank has more."""
         world_size, rank = self._reducer.world_size, int(self._accelerator.process_index)
-        counts = [0.0] * world_size
-        counts[rank] = float(len(experiences))
-        counts = self._reducer.sum(counts)
+        counts = self._reducer.sum([float(len(experiences)) if one == rank else 0.0 for one in range(world_size)])
         total, offset = int(sum(counts)), int(sum(counts[:rank]))
         if total < self._minibatches:
-            raise TrainingError(f"{total} dialogues are left for {self._minibatches} minibatches; none would be whole")
+            broke = f"{self._metrics.get('episodes/failed', 0):.0f} of this iteration broke"
+            raise TrainingError(f"{total} dialogues are left for {self._minibatches} minibatches; {broke}")
         plan: list[list[list[AugmentedExperience]]] = []
         for epoch in range(self._settings.epochs):
             dealt = deal(total, self._minibatches, seed=(self._options.seed, self.iteration, epoch))

@@ -105,8 +105,8 @@ def train(recipe: Recipe, session: Session, output: Path, *, until: int) -> None
     trainer.model.save_pretrained(output / "export" / "adapter")
 
 
-def outcome(outcome: Sequence[float], **_: Any) -> list[float]:
-    """The reward of a dialogue: the sum of what the environment paid."""
+def outcome(outcome: Sequence[float | None], **_: Any) -> list[float | None]:
+    """The reward of a dialogue: the sum of what the environment paid. TRL leaves those out that have None."""
     return list(outcome)
 
 
@@ -137,17 +137,19 @@ class Play:
         played = self._session.rollout.run(
             tasks, first_episode=self._played, policy_version=self._session.generator.policy_version
         )
-        if broken := [one for one in played if one.failed or one.excluded]:
+        if broken := [one for one in played if one.failed]:
             raise EpisodeError(f"{len(broken)} dialogues broke, the first: {broken[0].error}")
         self._played += len(played)
         self._iteration += 1
-        successes = sum(one.success for one in played)
+        counted = [one for one in played if not one.excluded]
+        if not counted:
+            raise EpisodeError(f"the referee excludes all {len(played)} dialogues")
         self._line = {
             "iteration": self._iteration,
             "metrics": {
-                "episodes/played": float(len(played)),
-                "episodes/success": successes / len(played),
-                "episodes/turns": sum(len(one.turns) for one in played) / len(played),
+                "episodes/played": float(len(counted)),
+                "episodes/success": sum(one.success for one in counted) / len(counted),
+                "episodes/turns": sum(len(one.turns) for one in counted) / len(counted),
             },
         }
         rows = [row(one) for one in played]
@@ -165,7 +167,7 @@ class Play:
 def row(trajectory: Trajectory) -> dict[str, Any]:
     """A dialogue as TRL takes it: what comes before the first sampled token is the prompt, the rest is the completion.
 
-    `env_mask` is 1 where the policy sampled the token.
+    `env_mask` is 1 where the policy sampled the token. A dialogue that the referee excludes has no outcome.
     """
     (trace,) = trajectory.traces
     first = trace.sampled_mask.index(True)
@@ -174,7 +176,7 @@ def row(trajectory: Trajectory) -> dict[str, Any]:
         "completion_ids": list(trace.token_ids[first:]),
         "logprobs": list(trace.logprobs[first:]),
         "env_mask": [int(sampled) for sampled in trace.sampled_mask[first:]],
-        "outcome": trajectory.outcome,
+        "outcome": None if trajectory.excluded else trajectory.outcome,
     }
 
 

@@ -136,16 +136,18 @@ class Job:
         return _recipe(self.recipe, tuple(self.warming(base="WARM", output="RUN")))
 
     def digest(self) -> str:
-        """Changes with everything that the result depends on, but the code."""
-        facts = [self.resolved().model_dump(mode="json"), self.trainer, self.until]
+        """Changes with every setting that recipe and arm write down; not with comments, code and its defaults."""
+        document = yaml.safe_load(Path(self.recipe).read_text(encoding="utf-8"))
+        facts = [document, dict(self.changes), self.seed, self.trainer, self.iterations, self.until]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def warm_digest(self) -> str:
-        """What the warm start depends on: arms that agree in it share one."""
+        """What the warm start and its panel depend on: arms that agree in it share them."""
         recipe = self.resolved().model_dump(mode="json")
-        facts = [recipe[name] for name in ("environment", "user", "warm_start", "run")]
+        facts = [recipe[name] for name in ("environment", "user", "warm_start", "run", "evaluation")]
         facts += [recipe["model"][name] for name in ("base", "revision", "dtype")]
-        facts += [recipe["rollout"][name] for name in ("max_turns", "max_context_tokens", "thoughts")]
+        rollout = ("max_turns", "max_context_tokens", "max_reply_tokens", "temperature", "thoughts")
+        facts += [recipe["rollout"][name] for name in rollout]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

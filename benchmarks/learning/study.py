@@ -11,6 +11,7 @@ that were interrupted go on from their last checkpoint. docs/study.md says how t
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -20,18 +21,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol
+from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, Study, known
 from runs import Commands, Result, Run
-from tables import tables
+from tables import Tables, pooled, tables
 from tuning import TUNING, check_digests, read_results, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning
+from slea_llm.errors import SleaError
 
+ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
 
 
 def main() -> int:
     arguments = _arguments()
+    for name, value in vars(arguments).items():
+        if isinstance(value, Path):
+            setattr(arguments, name, value.resolve())
+    os.chdir(ROOT)  # recipes are named from there
     sys.path.append(str(PLUGINS))
     protocol = Protocol.read(arguments.protocol)
     return int(arguments.do(protocol, arguments))
@@ -41,13 +48,15 @@ def run(protocol: Protocol, arguments: argparse.Namespace) -> int:
     study = protocol.study(arguments.study)
     folder = arguments.results / study.folder
     jobs = study_jobs(study, arguments.tuning)
+    for name in arguments.arms:
+        known(name, {arm.name: arm for arm in study.arms}, f"arm of {study.name}")
     wanted = [
         job
         for job in jobs
         if (not arguments.arms or job.arm in arguments.arms) and (not arguments.seeds or job.seed in arguments.seeds)
     ]
     if not wanted:
-        raise SystemExit(f"no run of {study.name} is of arms {arguments.arms} and seeds {arguments.seeds}")
+        raise SystemExit(f"none of the seeds {arguments.seeds} is of {study.name}; it has {study.seeds}")
     failed = _play(wanted, folder, work=arguments.work / study.folder, at_once=arguments.jobs)
     table(protocol, arguments)
     return 1 if failed else 0
@@ -55,19 +64,31 @@ def run(protocol: Protocol, arguments: argparse.Namespace) -> int:
 
 def table(protocol: Protocol, arguments: argparse.Namespace) -> int:
     study = protocol.study(arguments.study)
-    folder, jobs = arguments.results / study.folder, study_jobs(study, arguments.tuning)
-    results = read_results(folder)
-    check_digests(results, jobs, folder)
-    results = {job.name: results[job.name] for job in jobs if job.name in results}
+    results = _finished(study, arguments)
     if not results:
         print(f"{study.name}: no run is finished yet")
         return 0
-    print("\n".join(tables(study, list(results.values()))))
+    print("\n".join(tables(study, results)))
     if arguments.figure is not None:
         from figure import draw
 
-        draw(list(results.values()), study=study, path=arguments.figure)
+        draw(results, study=study, path=arguments.figure)
     return 0
+
+
+def pool(protocol: Protocol, arguments: argparse.Namespace) -> int:
+    known(arguments.arm, protocol.arms, "arm")
+    studies = [protocol.study(name) for name in arguments.studies]
+    print("\n".join(pooled([Tables.of(study, _finished(study, arguments)) for study in studies], arguments.arm)))
+    return 0
+
+
+def _finished(study: Study, arguments: argparse.Namespace) -> list[Result]:
+    """The kept runs of a study, none of which was made with other settings than it has now."""
+    folder, jobs = arguments.results / study.folder, study_jobs(study, arguments.tuning)
+    results = read_results(folder)
+    check_digests(results, jobs, folder)
+    return [results[job.name] for job in jobs if job.name in results]
 
 
 def tune(protocol: Protocol, arguments: argparse.Namespace) -> int:
@@ -121,8 +142,9 @@ def _kept(future: Any, run: Run, folder: Path) -> bool:
     """Keep what a run gave; True when it failed."""
     try:
         result: Result = future.result()
-    except subprocess.CalledProcessError as error:
-        print(f"{run.folder.name}: {error}; see {run.folder / 'output.log'}", flush=True)
+    except (subprocess.CalledProcessError, SleaError, OSError, ValueError, LookupError) as error:
+        # Named and counted; the others go on, and the next call tries this one again.
+        print(f"{run.folder.name} failed: {error!r}; see {run.folder / 'output.log'}", flush=True)
         return True
     result.write(folder / f"{run.folder.name}.json")
     run.forget()
@@ -139,7 +161,7 @@ def _arguments() -> argparse.Namespace:
     common.add_argument("--tuning", type=Path, default=TUNING, help="folder of the finished runs of the search")
     playing = argparse.ArgumentParser(add_help=False)
     playing.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each (default 2)")
-    playing.add_argument("--work", type=Path, default=Path("runs/study"), help="folder of the runs while they run")
+    playing.add_argument("--work", type=Path, default=ROOT / "runs" / "study", help="folder of the runs while they run")
     showing = argparse.ArgumentParser(add_help=False)
     showing.add_argument("study", help="name of a study in protocol.yaml")
     showing.add_argument("--figure", type=Path, default=None, help="draw the curves into this file")
@@ -151,6 +173,10 @@ def _arguments() -> argparse.Namespace:
     one.set_defaults(do=run)
     one = commands.add_parser("table", parents=[showing, common], help="the tables of a study")
     one.set_defaults(do=table)
+    one = commands.add_parser("pool", parents=[common], help="ratios of an arm over several studies at once")
+    one.add_argument("arm")
+    one.add_argument("studies", nargs="+")
+    one.set_defaults(do=pool)
     one = commands.add_parser("tune", parents=[playing, common], help="search the values of arms")
     one.add_argument("arms", nargs="+")
     one.set_defaults(do=tune)
@@ -158,7 +184,10 @@ def _arguments() -> argparse.Namespace:
     one.set_defaults(do=tuned)
     one = commands.add_parser("plan", parents=[common], help="check every arm of every study; runs nothing")
     one.set_defaults(do=plan)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if getattr(arguments, "jobs", 1) < 1:
+        parser.error(f"--jobs {arguments.jobs} is below 1")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ class Tables:
     study: Study
     by_arm: Mapping[str, Sequence[Result]]
 
+    @classmethod
+    def of(cls, study: Study, results: Sequence[Result]) -> Tables:
+        return cls(study, {arm.name: [one for one in results if one.arm == arm.name] for arm in study.arms})
+
     @property
     def arms(self) -> list[str]:
         """Those with finished runs, in the order of the protocol."""
@@ -45,11 +49,7 @@ class Tables:
         for arm in self.arms:
             runs = self.by_arm[arm]
             turns = [run.after["mean_turns_success"] for run in runs if run.after and run.after["mean_turns_success"]]
-            ratios = [
-                run.after["mean_turns_success"] / run.expert_turns
-                for run in runs
-                if run.after and run.after["mean_turns_success"] and run.expert_turns
-            ]
+            ratios = [run.over_expert for run in runs if run.over_expert is not None]
             lines.append(
                 row(
                     arm,
@@ -109,21 +109,27 @@ class Tables:
 
     def ratio_line(self, arm: str, threshold: float) -> str:
         """A ratio of dialogues with its interval; or why there is none."""
-        runs, base = self.by_arm[arm], self.by_arm.get(self.study.baseline, ())
         what = f"{arm} over {self.study.baseline}, dialogues to {threshold:.0%}"
+        pair = self.pair(arm, threshold)
+        if isinstance(pair, str):
+            return f"{what}: no ratio, {pair}"
+        shared = pair[0].keys() & pair[1].keys()
+        runs = self.by_arm[arm]
+        missing = sum(self._reached(run, threshold) is None for run in runs if run.seed in shared)
+        note = f"; {missing} of {len(shared)} seeds did not get there and count as the cap" if missing else ""
+        return f"{what}: {self.bootstrap.ratio(pair).text()}, {len(shared)} seeds{note}"
+
+    def pair(self, arm: str, threshold: float) -> tuple[Mapping[int, float], Mapping[int, float]] | str:
+        """Dialogues to a threshold by seed, of an arm and of the baseline; or why they are not compared."""
+        runs, base = self.by_arm.get(arm, ()), self.by_arm.get(self.study.baseline, ())
         got = sum(self._reached(run, threshold) is not None for run in base)
         if not base or got < self.study.protocol.reached_share * len(base):
-            return f"{what}: no ratio, the baseline got there in {got} of {len(base)} seeds"
+            return f"the baseline got there in {got} of {len(base)} seeds"
         ours, theirs = (
             {run.seed: float(spent(run.curve, self._reached(run, threshold)).dialogues) for run in one}
             for one in (runs, base)
         )
-        shared = ours.keys() & theirs.keys()
-        if not shared:
-            return f"{what}: no ratio, the arms share no seed"
-        missing = sum(self._reached(run, threshold) is None for run in runs if run.seed in shared)
-        note = f"; {missing} of {len(shared)} seeds did not get there and count as the cap" if missing else ""
-        return f"{what}: {self.bootstrap.ratio((ours, theirs)).text()}, {len(shared)} seeds{note}"
+        return (ours, theirs) if ours.keys() & theirs.keys() else "the arms share no seed"
 
     def seeds(self) -> list[str]:
         """Every run on its own; `>`: censored there."""
@@ -215,7 +221,7 @@ class Tables:
 
 def tables(study: Study, results: Sequence[Result]) -> list[str]:
     """All tables of a study, each under a heading."""
-    found = Tables(study, {arm.name: [one for one in results if one.arm == arm.name] for arm in study.arms})
+    found = Tables.of(study, results)
     parts = {
         f"{study.name}": [*found.provenance(), "", *found.main()],
         "What it costs": found.costs(),
@@ -228,6 +234,23 @@ def tables(study: Study, results: Sequence[Result]) -> list[str]:
     for heading, part in parts.items():
         if part:
             lines += [f"### {heading}", "", *part, ""]
+    return lines
+
+
+def pooled(domains: Sequence[Tables], arm: str) -> list[str]:
+    """Ratios over several domains at once: each weighs alike, and its seeds are resampled within it."""
+    lines = []
+    for threshold in domains[0].study.protocol.thresholds:
+        pairs = [one.pair(arm, threshold) for one in domains]
+        what = f"- {arm} over the baselines of {', '.join(one.study.name for one in domains)}, to {threshold:.0%}"
+        whole = [pair for pair in pairs if not isinstance(pair, str)]
+        if len(whole) == len(pairs):
+            lines.append(f"{what}: {domains[0].bootstrap.ratio(*whole).text()}")
+        else:
+            why = [
+                f"{one.study.name}: {pair}" for one, pair in zip(domains, pairs, strict=True) if isinstance(pair, str)
+            ]
+            lines.append(f"{what}: no ratio ({'; '.join(why)})")
     return lines
 
 

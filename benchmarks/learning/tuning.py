@@ -63,7 +63,7 @@ def chosen(protocol: Protocol, arm: Arm, folder: Path = TUNING) -> Tuned | None:
     if not results:
         return None
     check_digests(results, jobs, folder / searched.name)
-    if missing := [job.name for job in jobs if job.name not in results]:
+    if missing := unplayed(jobs, results):
         raise SystemExit(
             f"the tuning of {searched.name} is not finished: {', '.join(missing)}; run `tune {searched.name}`"
         )
@@ -73,6 +73,11 @@ def chosen(protocol: Protocol, arm: Arm, folder: Path = TUNING) -> Tuned | None:
     for name in sorted(results):
         files.update((folder / searched.name / f"{name}.json").read_bytes())
     return Tuned(arm=searched.name, draw=best, values=protocol.tuning.values()[best], files=files.hexdigest()[:16])
+
+
+def unplayed(jobs: Sequence[Job], results: Mapping[str, Result]) -> list[str]:
+    """Names of the jobs without a result."""
+    return [job.name for job in jobs if job.name not in results]
 
 
 def mean_areas(results: Iterable[Result]) -> dict[int, float]:
@@ -104,10 +109,11 @@ def tuning_table(protocol: Protocol, folder: Path = TUNING) -> list[str]:
     lines = [row("arm", "draw", *KNOBS, "area", *(f"to {one:.0%}" for one in protocol.thresholds), "used")]
     lines.append(row(*["---"] * (5 + len(KNOBS) + len(protocol.thresholds) - 1)))
     for arm in protocol.arms.values():
-        results = [] if arm.tuned_as else list(read_results(folder / arm.name).values())
-        used = chosen(protocol, arm, folder) if results else None
-        for draw, mean in mean_areas(results).items():
-            runs = [one for one in results if int(one.label) == draw]
+        results = {} if arm.tuned_as else read_results(folder / arm.name)
+        whole = bool(results) and not unplayed(tuning_jobs(protocol, arm), results)
+        used = chosen(protocol, arm, folder) if whole else None
+        for draw, mean in mean_areas(results.values()).items():
+            runs = [one for one in results.values() if int(one.label) == draw]
             values = protocol.tuning.values()[draw] or recipe_values(protocol.recipe)
             cells = [
                 ", ".join(
@@ -116,7 +122,8 @@ def tuning_table(protocol: Protocol, folder: Path = TUNING) -> list[str]:
                 )
                 for threshold in protocol.thresholds
             ]
-            mark = "yes" if used is not None and used.draw == draw else ""
+            mark = "" if whole else "search unfinished"
+            mark = "yes" if used is not None and used.draw == draw else mark
             lines.append(
                 row(arm.name, str(draw), *(f"{values[name]:g}" for name in KNOBS), f"{mean:.3f}", *cells, mark)
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ class AttentionCredit(LearntAugmenter):
     """
 
     name: ClassVar[str] = "attention_credit"
+    bound: ClassVar[tuple[str, ...]] = ("width",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -56,6 +58,9 @@ class AttentionCredit(LearntAugmenter):
         """Finished dialogues after which the reader learns again. 0: never."""
         window: int = 256
         """Newest dialogues that it learns from, 1 or more."""
+        model: str = ""
+        """Folder of a copy that an earlier run fitted, `<run>/augmenters/attention_credit/iteration-N`, to start
+        from."""
 
         def __post_init__(self) -> None:
             if self.read not in ("auto", "attention", "leave_one_out"):
@@ -69,11 +74,13 @@ class AttentionCredit(LearntAugmenter):
                     raise ConfigError(f"{key} {getattr(self, key)} must be {least} or more")
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config: AttentionCredit.Config = config
         super().__init__(encoder=config.encoder, refresh_every=config.refresh_every, window=config.window)
         self.reads = frozenset({config.probe} if config.probe else ())
         self.agreement: float | None = None
         """Rank correlation of attention and the size of counterfactual scores; None for too few of them."""
+        if config.model:
+            self.load(Path(config.model))
 
     @classmethod
     def fits(cls, config: Config, name: str, stream: StreamSettings) -> list[str]:
@@ -92,7 +99,7 @@ class AttentionCredit(LearntAugmenter):
         return []
 
     def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
-        """`(turn, step) -> reward`, of sum 0 over the dialogue; nothing before the first fit."""
+        """`(turn, step) -> reward`, of sum 0 over the dialogue; nothing before there is a copy."""
         del progress
         trajectory = scored.trajectory
         if self._arrays is None or trajectory.failed or trajectory.outcome is None:
@@ -101,7 +108,7 @@ class AttentionCredit(LearntAugmenter):
         return moved(shares, outcome=trajectory.outcome, share=self.config.share)
 
     def weights(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
-        """`(turn, step) -> weight` of mean 1; nothing before the first fit."""
+        """`(turn, step) -> weight` of mean 1; nothing before there is a copy."""
         del progress
         if self._arrays is None or scored.trajectory.failed:
             return {}
@@ -154,7 +161,7 @@ class AttentionCredit(LearntAugmenter):
         learnt = learn(start, tables, (wanted - scale[0]) / scale[1], seed=seed)
         agreement = _agreement(probes)
         card = {
-            "settings": {"width": self.config.width},
+            "settings": {name: getattr(self.config, name) for name in self.bound},
             "probes": len(probes["probe.effect"]),
             "agreement": None if agreement is None else round(agreement, 6),
         }

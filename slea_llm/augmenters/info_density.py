@@ -10,8 +10,8 @@ import yaml
 
 from slea_llm import assets
 from slea_llm.augmenters.turns import heard, names_in, steps_by_turn
+from slea_llm.checks import check_choices
 from slea_llm.encoders import words
-from slea_llm.errors import ConfigError
 from slea_llm.types import ScoredTrajectory, Turn
 
 WORDS_OF_A_SLOT = 3
@@ -39,8 +39,7 @@ class InfoDensity:
         """Key of the public state that lists the filled slots. Empty: words alone."""
 
         def __post_init__(self) -> None:
-            if self.reads not in ("answer", "heard"):
-                raise ConfigError(f"reads {self.reads!r} is not one of answer, heard")
+            check_choices(self, reads=("answer", "heard"))
 
     def __init__(self, config: Config) -> None:
         """Reads the list of words that say nothing from data/knowledge/words.yaml."""

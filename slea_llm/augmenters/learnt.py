@@ -109,13 +109,16 @@ def judge(name: str, held: Held | None) -> Verdict:
     """The gate: on unseen dialogues the predictions tell success from failure, and the return better than the place."""
     if held is None:
         return Verdict(open=False, line=f"{name}: gate shut, weight 0: nothing was fitted yet")
-    if held.dialogues < MIN_DIALOGUES:
-        line = f"{held.dialogues} unseen dialogues were judged, {MIN_DIALOGUES} are needed"
+    return _verdict(name, held.dialogues, held.facts())
+
+
+def _verdict(name: str, dialogues: int, facts: Mapping[str, float | None]) -> Verdict:
+    if dialogues < MIN_DIALOGUES:
+        line = f"{dialogues} unseen dialogues were judged, {MIN_DIALOGUES} are needed"
         return Verdict(open=False, line=f"{name}: gate shut, weight 0: {line}")
-    facts = held.facts()
     auc, known, rule = facts["auc"], facts["explained"], facts["explained_by_place"]
     said = (
-        f"on {held.dialogues} unseen dialogues AUC {_number(auc)} (needs {MIN_AUC:.2f}), explained variance "
+        f"on {dialogues} unseen dialogues AUC {_number(auc)} (needs {MIN_AUC:.2f}), explained variance "
         f"{_number(known)}, by the place alone {_number(rule)}"
     )
     reasons = []
@@ -161,6 +164,10 @@ class LearntAugmenter(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     reads: frozenset[str] = frozenset()
     """Evaluators whose scores a fit reads."""
+    config: Any
+    """With `encoder`, with `model`, the folder of a copy to start from, and with what `bound` names."""
+    bound: ClassVar[tuple[str, ...]] = ()
+    """Settings under which weights were learnt, and without which they say something else."""
 
     def __init__(self, *, encoder: str, refresh_every: int, window: int) -> None:
         self._encoder_name, self.refresh_every, self.window = encoder, refresh_every, window
@@ -169,6 +176,46 @@ class LearntAugmenter(ABC):
         self._held: Held | None = None
         self._version = "unfitted"
         self._gate = judge(self.name, None)
+
+    @classmethod
+    def preflight(cls, config: Any) -> Verdict | None:
+        """The gate of the copy that a run is to start from, by its card; None when it starts from nothing.
+
+        Reads no weights. Raises StorageError when the folder holds no copy that these settings can go on from.
+        """
+        if not config.model:
+            return None
+        folder = Path(config.model)
+        card = cls._card(folder, config)
+        if not (folder / WEIGHTS).is_file():
+            raise StorageError(f"{folder} holds a card and no {WEIGHTS}; copy the whole folder")
+        unseen = card.get("unseen")
+        told = unseen if isinstance(unseen, dict) else {}
+        facts = [told.get(key, "") for key in ("auc", "explained", "explained_by_place")]
+        if not isinstance(told.get("dialogues"), int) or any(isinstance(fact, str) for fact in facts):
+            raise StorageError(f"the card in {folder} does not say how its copy was judged; take another copy")
+        return _verdict(cls.name, told["dialogues"], told)
+
+    @classmethod
+    def _card(cls, folder: Path, config: Any) -> dict[str, Any]:
+        """The card of a copy of this kind and these settings. Raises StorageError."""
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{folder} holds no fitted {cls.name}: {error}") from error
+        found = card if isinstance(card, dict) else {}
+        settings = found.get("settings")
+        learnt = settings if isinstance(settings, dict) else {}
+        wanted = {"kind": cls.name, "format": FORMAT, "encoder": config.encoder}
+        pairs = [(key, found.get(key), value) for key, value in wanted.items()]
+        pairs += [(key, learnt.get(key), getattr(config, key)) for key in cls.bound]
+        for key, there, value in pairs:
+            if there != value:
+                raise StorageError(
+                    f"{folder}: {key} is {there!r}, should be {value!r}; give the copy of a run with these settings, "
+                    "or let the run fit one of its own"
+                )
+        return found
 
     @property
     def version(self) -> str:
@@ -219,16 +266,15 @@ class LearntAugmenter(ABC):
 
     def load(self, folder: Path) -> None:
         """Go on with the copy in this folder. Raises StorageError when it holds none of this kind or was changed."""
+        card = self._card(folder, self.config)
         try:
-            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             version, arrays = folders.sha256_of(folder / WEIGHTS), load_file(folder / WEIGHTS)
         except (OSError, ValueError, SafetensorError) as error:
             raise StorageError(f"{folder} holds no fitted {self.name}: {error}") from error
-        expected = {"kind": self.name, "format": FORMAT, "encoder": self._encoder_name, "weights": version}
-        for key, value in expected.items():
-            if not isinstance(card, dict) or card.get(key) != value:
-                found = card.get(key) if isinstance(card, dict) else card
-                raise StorageError(f"{folder}: {key} is {found!r}, should be {value!r}; let the run fit it again")
+        if card.get("weights") != version:
+            raise StorageError(
+                f"{folder}: weights is {version!r}, should be {card.get('weights')!r}; let the run fit it again"
+            )
         if odd := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
             raise StorageError(f"{folder / WEIGHTS}: {odd[0]!r} is not finite; let the run fit it again")
         held = Held.of_arrays(arrays)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from slea_llm.augmenters.turns import changed, names_in, said, speaking_steps
+from slea_llm.checks import check_choices, check_least
 from slea_llm.errors import ConfigError, CreditError
 from slea_llm.types import ScoredTrajectory, State, Turn
 
@@ -45,11 +45,8 @@ class RepeatPenalty:
         """Turns without a change of state from which each is charged; numbers in the state do not count. 0: off."""
 
         def __post_init__(self) -> None:
-            if self.dialogues not in ("failures", "all"):
-                raise ConfigError(f"dialogues {self.dialogues!r} is not one of failures, all")
-            for key in ("penalty", "bound", "stall_turns"):
-                if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
-                    raise ConfigError(f"{key} {getattr(self, key)} is not a finite number of 0 or more")
+            check_choices(self, dialogues=("failures", "all"))
+            check_least(self, penalty=0, bound=0, stall_turns=0)
             if self.asked and not self.settled:
                 raise ConfigError("settled '' names no key of the state; give one, or set asked to '' as well")
 

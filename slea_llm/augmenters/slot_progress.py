@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +9,7 @@ from typing import ClassVar, Literal
 
 from slea_llm.augmenters.potentials import check_potential
 from slea_llm.augmenters.turns import names_in
-from slea_llm.errors import ConfigError
+from slea_llm.checks import check_choices, check_least, check_shares
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredTrajectory, State
 
@@ -56,17 +55,10 @@ class SlotProgress:
         ramp_max: float = 0.2
 
         def __post_init__(self) -> None:
-            if self.form not in ("potential", "bonus", "every") or self.schedule not in ("constant", "ramp"):
-                raise ConfigError(
-                    f"form {self.form!r} is one of potential, bonus, every; schedule {self.schedule!r} of constant, "
-                    "ramp"
-                )
-            if not 0 <= self.gamma <= 1:
-                raise ConfigError(f"gamma {self.gamma} is not in [0, 1]")
-            amounts = ("slot_reward", "eta", "bonus_bound", "late_turns")
-            for key in (*amounts, "ramp_begin", "ramp_start", "ramp_rise", "ramp_max"):
-                if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
-                    raise ConfigError(f"{key} {getattr(self, key)} is not a finite number of 0 or more")
+            check_choices(self, form=("potential", "bonus", "every"), schedule=("constant", "ramp"))
+            check_shares(self, "gamma")
+            check_least(self, slot_reward=0, eta=0, bonus_bound=0, late_turns=0)
+            check_least(self, ramp_begin=0, ramp_start=0, ramp_rise=0, ramp_max=0)
 
     def __init__(self, config: Config) -> None:
         self.config = config

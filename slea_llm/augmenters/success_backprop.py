@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from slea_llm.augmenters.turns import steps_by_turn
-from slea_llm.errors import ConfigError, CreditError
+from slea_llm.checks import check_choices, check_least
+from slea_llm.errors import CreditError
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredStep, ScoredTrajectory
 
@@ -42,12 +42,8 @@ class SuccessBackprop:
         """Evaluator whose parts `success_after` or `after` say the chance of success. Empty: all steps count."""
 
         def __post_init__(self) -> None:
-            if self.form not in ("spread", "each"):
-                raise ConfigError(f"form {self.form!r} is not one of spread, each")
-            if not (math.isfinite(self.bonus) and self.bonus >= 0.0):
-                raise ConfigError(f"bonus {self.bonus} is not a finite number of 0 or more")
-            if not (math.isfinite(self.priority) and self.priority >= 1.0):
-                raise ConfigError(f"priority {self.priority} is not a finite number of 1 or more")
+            check_choices(self, form=("spread", "each"))
+            check_least(self, bonus=0, priority=1)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ class ValueShaping(LearntAugmenter):
     """
 
     name: ClassVar[str] = "value_shaping"
+    bound: ClassVar[tuple[str, ...]] = ("level", "gamma", "hidden", "learn_from")
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -67,6 +69,8 @@ class ValueShaping(LearntAugmenter):
         """Newest dialogues that it learns from, 1 or more."""
         learn_from: Literal["all", "successes"] = "all"
         """`successes` makes a V that knows no failure: it says of every state what a success from there is worth."""
+        model: str = ""
+        """Folder of a copy that an earlier run fitted, `<run>/augmenters/value_shaping/iteration-N`, to start from."""
 
         def __post_init__(self) -> None:
             allowed: Mapping[str, tuple[str, ...]] = {
@@ -87,8 +91,10 @@ class ValueShaping(LearntAugmenter):
                 raise ConfigError(f"window {self.window} must be 1 or more")
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self.config: ValueShaping.Config = config
         super().__init__(encoder=config.encoder, refresh_every=config.refresh_every, window=config.window)
+        if config.model:
+            self.load(Path(config.model))
 
     @classmethod
     def fits(cls, config: Config, name: str, stream: StreamSettings) -> list[str]:
@@ -108,7 +114,7 @@ class ValueShaping(LearntAugmenter):
         return found
 
     def augment(self, scored: ScoredTrajectory, progress: float) -> Mapping[tuple[int, int], float]:
-        """`(turn, step) -> reward`; nothing before the first fit, for a failed dialogue and for one without turns."""
+        """`(turn, step) -> reward`; nothing before there is a copy, for a failed dialogue and for one without turns."""
         del progress
         if self._arrays is None or scored.trajectory.failed or not scored.trajectory.turns:
             return {}
@@ -173,7 +179,7 @@ class ValueShaping(LearntAugmenter):
         arrays = {f"online.{name}": one for name, one in learnt.items()}
         arrays |= {f"target.{name}": one for name, one in followed.items()}
         arrays |= {"scale": scale, "range": np.array([every.min(), every.max()])}
-        settings = {"level": self.config.level, "lam": self.config.lam, "tau": self.config.tau}
+        settings = {name: getattr(self.config, name) for name in (*self.bound, "lam", "tau")}
         return arrays, {"settings": settings, "places": len(table)}
 
     def _predict(self, data: Sequence[ScoredTrajectory]) -> Held:

@@ -54,7 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     weighting = Weighting(evaluator=arguments.weight_by, threshold=arguments.at_least) if arguments.weight_by else None
     reader, items = read_scored_or_not(arguments.log, format=arguments.format, strict=arguments.strict)
-    count = _write(arguments, items, weighting)
+    first = next(items, None)
+    if first is None:
+        for line in reader.lines() if reader is not None else ():
+            say(line)
+        raise ConfigError(
+            "no dialogue could be read, so nothing was written; `slea list log_format` has the formats that are known, "
+            "--format NAME forces one"
+        )
+    count = _write(arguments, _chain(first, items), weighting)
     if reader is not None:
         for line in reader.lines():
             say(line)
@@ -92,16 +100,15 @@ def _write(arguments: argparse.Namespace, items: Iterator[ScoredTrajectory], wei
         items = _redacted(items)
     if arguments.to == "hub_dataset":
         return write_hub_dataset(arguments.output, items, weighting)
-    first = next(items, None)
-    if first is not None and first.parser:
+    first = next(items)
+    if first.parser:
         return SCORED.write(arguments.output, _chain(first, items))
     return TRAJECTORIES.write(arguments.output, (one.trajectory for one in _chain(first, items)))
 
 
-def _chain(first: ScoredTrajectory | None, rest: Iterator[ScoredTrajectory]) -> Iterator[ScoredTrajectory]:
-    if first is not None:
-        yield first
-        yield from rest
+def _chain(first: ScoredTrajectory, rest: Iterator[ScoredTrajectory]) -> Iterator[ScoredTrajectory]:
+    yield first
+    yield from rest
 
 
 def _write_rows(arguments: argparse.Namespace, items: Iterator[ScoredTrajectory], weighting: Weighting | None) -> int:

@@ -12,7 +12,7 @@ from slea_llm.cli.output import say
 from slea_llm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from slea_llm.config import Recipe
+    from slea_llm.config import ScoringRecipe
     from slea_llm.fitting.labels import StepLabel
     from slea_llm.types import ScoredTrajectory, Verdict
 
@@ -36,6 +36,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "return_decomposition": {},
         "hindsight": {},
         "counterfactual_prediction": {},
+        "tool_use_outcomes": {},
     }
 )
 """Evaluator -> the options that its fit reads beside log, output, recipe and seed."""
@@ -47,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluator", default="reward_model", help=f"what is fitted: {', '.join(OPTIONS)} (default reward_model)"
     )
-    parser.add_argument("--recipe", type=Path, help="recipe whose parser cuts the steps; without it: tagged")
+    parser.add_argument(
+        "--recipe", type=Path, help="recipe, or its scoring part alone, whose parser cuts the steps; without it: tagged"
+    )
     parser.add_argument("--seed", type=int, default=0, help="splits and starting weights (default 0)")
     both = parser.add_argument_group("reward_model and causal_reward_model")
     both.add_argument("--labels", type=Path, help="JSON lines: labels, overrides or counts of steps (docs/scoring.md)")
@@ -74,13 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from slea_llm.cli import compose
     from slea_llm.cli.score import read_logs
-    from slea_llm.config import ComponentSpec, load_recipe
+    from slea_llm.config import ComponentSpec, load_scoring_recipe
     from slea_llm.folders import refuse_existing
     from slea_llm.scoring import Scorer
 
     options = chosen(arguments)
     refuse_existing(arguments.output, overwrite=False)
-    recipe = load_recipe(arguments.recipe) if arguments.recipe else None
+    recipe = load_scoring_recipe(arguments.recipe) if arguments.recipe else None
     parser = compose.component("parser", recipe.parser if recipe else ComponentSpec(name="tagged"))
     data = list(Scorer(parser, []).score_many(one for log in arguments.log for one in read_logs(log)))
     verdict = FITS[arguments.evaluator](data, options, recipe, arguments)
@@ -106,7 +109,9 @@ def chosen(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**known, **given}
 
 
-def _labels(data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None) -> list[StepLabel]:
+def _labels(
+    data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: ScoringRecipe | None
+) -> list[StepLabel]:
     from slea_llm.cli import compose
     from slea_llm.fitting import labels
 
@@ -128,7 +133,10 @@ def _labels(data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe
 
 
 def _fit_network(
-    data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None, arguments: argparse.Namespace
+    data: Sequence[ScoredTrajectory],
+    options: Mapping[str, Any],
+    recipe: ScoringRecipe | None,
+    arguments: argparse.Namespace,
 ) -> Verdict:
     from slea_llm.encoders import load_encoder
     from slea_llm.evaluators.reward_model_features import Encoding
@@ -156,7 +164,10 @@ def _fit_network(
 
 
 def _fit_causal(
-    data: Sequence[ScoredTrajectory], options: Mapping[str, Any], recipe: Recipe | None, arguments: argparse.Namespace
+    data: Sequence[ScoredTrajectory],
+    options: Mapping[str, Any],
+    recipe: ScoringRecipe | None,
+    arguments: argparse.Namespace,
 ) -> Verdict:
     from slea_llm.fitting import causal, evaluator
     from slea_llm.models.step_reader import open_reader
@@ -189,15 +200,19 @@ def _fit_causal(
 
 
 def _fit_outcomes(
-    data: Sequence[ScoredTrajectory], _options: Mapping[str, Any], _recipe: Recipe | None, arguments: argparse.Namespace
+    data: Sequence[ScoredTrajectory],
+    _options: Mapping[str, Any],
+    _recipe: ScoringRecipe | None,
+    arguments: argparse.Namespace,
 ) -> Verdict:
-    from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition
+    from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition, tool_use_outcomes
 
     name = arguments.evaluator
     fits: Mapping[str, Callable[..., fitted.Fitted]] = {
         return_decomposition.KIND: return_decomposition.fit,
         hindsight.KIND: hindsight.fit,
         counterfactual.PREDICTION: counterfactual.fit_prediction,
+        tool_use_outcomes.KIND: tool_use_outcomes.fit,
     }
     learnt = fits[name](data, seed=arguments.seed)
     learnt.save(arguments.output)
@@ -213,5 +228,6 @@ FITS: Mapping[str, Callable[..., Verdict]] = MappingProxyType(
         "return_decomposition": _fit_outcomes,
         "hindsight": _fit_outcomes,
         "counterfactual_prediction": _fit_outcomes,
+        "tool_use_outcomes": _fit_outcomes,
     }
 )

@@ -62,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _parsers(names: Sequence[str], recipe: Path | None) -> dict[str, StepParser]:
     from slea_llm.cli import compose
-    from slea_llm.config import ComponentSpec, load_recipe
+    from slea_llm.config import ComponentSpec, load_scoring_recipe
 
     found: dict[str, StepParser] = {}
     if recipe is not None:
-        found["recipe"] = compose.component("parser", load_recipe(recipe).parser)
+        found["recipe"] = compose.component("parser", load_scoring_recipe(recipe).parser)
     for name in names:
         found[name] = compose.component("parser", ComponentSpec(name=name))
     if not found:

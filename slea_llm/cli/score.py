@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CHUNK = 64
 """Dialogues between two writes to the disk."""
+MOST_ENVIRONMENTS = 100
+"""Environments whose names are kept."""
 MOST_CREDITED = 5_000
 """Dialogues up to which advantages are worked out unasked: they take the whole log into memory."""
 
@@ -70,13 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     recipe = _recipe(arguments)
     _refuse_live_parts(recipe)
-    if not arguments.recipe and any(
-        spec.name == "knowledge_base" and "file" not in spec.options for spec in recipe.evaluators
-    ):
-        say(
-            "note: knowledge_base knows taking orders alone unless told otherwise; "
-            "--set evaluators.knowledge_base.file=FILE names other knowledge (docs/evaluators.md says how to write it)"
-        )
+    if not arguments.recipe:
+        _note_knowledge(recipe)
     scorer = compose.scorer(recipe)
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
     for gate in scorer.gates().values():
@@ -90,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         if (broken := score_runs.unfinished(folder)) is not None:
             say(f"note: {folder}/{broken.name} was interrupted; this is a new run, --resume goes on with the old one")
         one = score_runs.start(folder, card)
-    _score(one, scorer, annotations, reader)
+    environments = _score(one, scorer, annotations, reader)
     for line in reader.lines():
         say(line)
     if not reader.trajectories:
@@ -104,20 +101,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
-    for name, usage in scorer.usages().items():
-        say(f"{name}: {usage.line()}")
+    asked = (f"{name}: {usage.line()}" for name, usage in scorer.usages().items())
+    for line in (*_misplaced(scorer.evaluators, environments), *asked):
+        say(line)
     say(f"written to {folder} ({one.name}); `slea report {folder}` makes one HTML file of it")
     return 0
 
 
 def default_output(log: Path) -> Path:
-    """Where results go unless told: beside the log, and for earlier results into them."""
+    """Where results go unless told: beside the log, and for earlier results into them.
+
+    Raises ConfigError for the root of a disk.
+    """
     from slea_llm.score_runs import runs
 
     if runs(log):
         return log
     place = log if log.name not in ("", "..") else log.resolve()
     name = place.name if place.is_dir() else place.name.split(".")[0] or place.name
+    if not name:
+        raise ConfigError(f"{log} has no name for its results to take; give --output FOLDER")
     return place.with_name(f"{name}.scores")
 
 
@@ -147,6 +150,8 @@ def log_reader(paths: Sequence[Path], *, format: str | None = None, strict: bool
     from slea_llm.score_runs import newest_log
 
     for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise ConfigError(f"{path} is a link to something that is not there")
         if not path.exists():
             near = nearest(path.name, [one.name for one in path.parent.iterdir()]) if path.parent.is_dir() else ""
             raise ConfigError(f"{path} is not there{near}")
@@ -208,6 +213,15 @@ def _evaluators_named(names: Sequence[str]) -> list[str]:
     return found
 
 
+def _note_knowledge(recipe: ScoringRecipe) -> None:
+    """Say before the work begins whose knowledge is used where nobody chose one."""
+    if any(spec.name == "knowledge_base" and "file" not in spec.options for spec in recipe.evaluators):
+        say(
+            "note: knowledge_base knows taking orders alone unless told otherwise; "
+            "--set evaluators.knowledge_base.file=FILE names other knowledge (docs/evaluators.md says how to write it)"
+        )
+
+
 def _refuse_live_parts(recipe: ScoringRecipe) -> None:
     """Raise UnsupportedError, saying why and what to take instead, for an evaluator that needs more than a log."""
     from slea_llm.config import component_config
@@ -259,14 +273,15 @@ def _resumed(folder: Path, card: RunCard) -> ScoreRun:
     return one if one.card.parser else one.save(card)
 
 
-def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> None:
-    """Score what the run's log does not hold yet, and append it as it comes."""
+def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> set[str]:
+    """Score what the run's log does not hold yet, and append it as it comes; the environments of all dialogues."""
     from slea_llm.interfaces import Remembering
     from slea_llm.storage import ScoredLog
 
     trajectories = iter(reader)
     with ScoredLog(one.scores) as log:
         done = _skip(one, trajectories) if log.position else []
+        environments = {trajectory.environment for trajectory in done}
         if done:
             say(f"{one.name}: {len(done)} dialogues are scored already, going on after them")
             if any(isinstance(evaluator, Remembering) for evaluator in scorer.evaluators):
@@ -275,6 +290,17 @@ def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reade
                     pass
         for part in _chunks(scorer.score_many(trajectories, chunk=CHUNK)):
             log.append(*(annotations.overrule(scored) if annotations else scored for scored in part))
+            if len(environments) < MOST_ENVIRONMENTS:
+                environments.update(scored.trajectory.environment for scored in part)
+    return environments
+
+
+def _misplaced(evaluators: Iterable[Any], environments: set[str]) -> Iterator[str]:
+    """What evaluators that know one domain, alone or in a blend, say of dialogues of others."""
+    for one in evaluators:
+        if hasattr(one, "misplaced") and (line := one.misplaced(one.config, environments)):
+            yield f"note: {line}"
+        yield from _misplaced(getattr(one, "evaluators", ()), environments)
 
 
 def _skip(one: ScoreRun, trajectories: Iterator[Trajectory]) -> list[Trajectory]:

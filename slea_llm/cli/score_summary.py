@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slea_llm.annotations import Annotations
-from slea_llm.log_measures import Facts, LogMeasures, facts
+from slea_llm.log_measures import LogMeasures, facts
 from slea_llm.measures import area_under_curve
-from slea_llm.report.review import length_trend, queue
+from slea_llm.report.review import Standings, length_trend, queue, standing
 from slea_llm.types import ScoredTrajectory
 
 SHOWN = 4
@@ -27,7 +28,8 @@ class ScoreSummary:
         self._evaluators = tuple(evaluators)
         self._annotations = annotations
         self._measures = LogMeasures()
-        self._facts: list[Facts] = []
+        self._ids = _Texts()
+        self._standings = Standings()
         self._said = {name: _Said() for name in evaluators}
         self._labels: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._overridden = 0
@@ -36,7 +38,8 @@ class ScoreSummary:
         """Count one dialogue. Raises ConfigError for a label of a step that is not there."""
         found = facts(scored, self._evaluators[0])
         self._measures.add(found)
-        self._facts.append(found)
+        self._ids.append(found.id)
+        self._standings.append(standing(found))
         for word in scored.scores:
             self._said[word.evaluator].add(word.score, word.rationale, word.reason)
             self._overridden += word.rationale.startswith("overridden by ")
@@ -65,30 +68,49 @@ class ScoreSummary:
         for name, said in self._said.items():
             yield from said.lines(name)
         yield from self._hand_lines()
-        if (trend := length_trend(self._facts)) is not None and trend.suspicious:
+        if (trend := length_trend(self._standings)) is not None and trend.suspicious:
             yield (
                 f"careful: the sum of {self._evaluators[0]}'s scores rises with length (rank correlation "
                 f"{trend.correlation:.2f} over {trend.n} dialogues): an agent could earn by talking on"
             )
-        first = queue(self._facts, limit=TO_READ)
+        first = queue(self._standings, limit=TO_READ)
         if first:
             yield "read first:"
         for review in first:
             reasons = "; ".join(reason.why for reason in review.reasons)
-            yield f"  {_short(self._facts[review.place].id)}: {reasons}"
+            yield f"  {_short(self._ids[review.place])}: {reasons}"
 
     def _hand_lines(self) -> Iterator[str]:
         if self._annotations is None:
             return
         file = self._annotations
         yield f"{file.count} labels and overrides of {file.name}; {self._overridden} scores replaced"
-        if (strangers := self._annotations.unknown(one.id for one in self._facts)) is not None:
+        if (strangers := self._annotations.unknown(self._ids)) is not None:
             yield f"warning: {strangers}"
         for name, pairs in self._labels.items():
             good = [label > 0.5 for _, label in pairs]
             auc = area_under_curve([score for score, _ in pairs], good)
             shown = "unknown: labels of one kind only" if auc is None else f"{auc:.3f}"
             yield f"{name} against {len(pairs)} labels made by hand: AUC {shown} (0.5: no better than chance)"
+
+
+class _Texts:
+    """Many short texts in their bytes and eight more each; a list of them takes five times as much."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._ends = array("Q")
+
+    def append(self, text: str) -> None:
+        self._bytes += text.encode("utf-8", "surrogatepass")
+        self._ends.append(len(self._bytes))
+
+    def __getitem__(self, place: int) -> str:
+        start = self._ends[place - 1] if place else 0
+        return self._bytes[start : self._ends[place]].decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self._ends)))
 
 
 class _Said:

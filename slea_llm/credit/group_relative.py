@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from slea_llm.checks import check_choices
 from slea_llm.credit.maths import FLAT, Bools, Floats, Ints, gae, whiten
 from slea_llm.credit.placement import Layout, lay_out
 from slea_llm.credit.units import (
@@ -28,7 +29,7 @@ from slea_llm.credit.units import (
     stream_known,
     stream_rewards,
 )
-from slea_llm.errors import ConfigError, CreditError, nearest
+from slea_llm.errors import ConfigError, CreditError
 from slea_llm.interfaces import Reducer
 from slea_llm.settings import StreamSettings
 from slea_llm.types import AugmentedExperience, ScoredTrajectory, TokenStats, Turn
@@ -95,9 +96,7 @@ class GroupRelative:
 
     def _check_config(self) -> None:
         config = self.config
-        for key, allowed in CHOICES.items():
-            if (value := getattr(config, key)) not in allowed:
-                raise ConfigError(f"{key} {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}")
+        check_choices(config, **CHOICES)
         if not 0.0 < config.similarity <= 1.0:
             raise ConfigError(f"similarity {config.similarity} is not in (0, 1]")
         if config.similarity < 1.0 and config.state == "turn":

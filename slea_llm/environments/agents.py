@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from slea_llm.checks import check_shares
 from slea_llm.environments.speech import Speech
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import Message, State
@@ -44,8 +45,7 @@ class Expert:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.error_rate <= 1.0:
-            raise ConfigError(f"error_rate {self.error_rate} is not in [0, 1]")
+        check_shares(self, "error_rate")
 
     def act(self, state: State, messages: Sequence[Message]) -> str:
         del messages  # the public state holds all it needs

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from slea_llm import prompts
-from slea_llm.environments.agents import Expert, Idler
+from slea_llm.checks import check_least, check_most, check_shares
+from slea_llm.environments.agents import Errors, Plan, Track
 from slea_llm.environments.code_task_agents import SUBMIT, errors, plan, track
 from slea_llm.environments.code_task_spec import Case, Spec, cases_of, driven, fault, spec_of
-from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, restored, speech_of
-from slea_llm.environments.speech import Call, Speech, call_text, speeches
-from slea_llm.errors import ConfigError, UnsupportedError, nearest
+from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, draw_vague
+from slea_llm.environments.speech import Call, Speech, call_text
+from slea_llm.errors import UnsupportedError, nearest
 from slea_llm.sandbox import runner
 from slea_llm.sandbox.runner import Limits
 from slea_llm.types import Message, Outcome, Task
@@ -30,7 +31,14 @@ LONGEST_EXPERT = 11
 MOST_CODE = 100_000
 """Characters of a submission."""
 
+MOST_SETTING = 1_000_000
+"""Of submissions, of seconds a test and of MiB."""
+
 _KEPT_RESULTS = 512
+
+_FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_FENCED = "\2"
+"""Stands for a fence while a reply is understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +49,11 @@ class TestRun:
     broke: str | None = None
 
 
-class CodeTask:
+class CodeTask(NotedTasks["CodeEpisode"]):
     """The task family; its tasks suit the user `scripted`. Made only where the sandbox can be made (Linux)."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
-        language: Literal["en", "zh", "mixed"] = "en"
-        """Language of the dialogues; `mixed` draws one for each task."""
-        prompt: Literal["terse", "full"] = "terse"
-        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+    class Config(NotedConfig):
         max_turns: int = 13
         """Replies of the agent after which the dialogue ends with reward -1; at least 11, what the expert needs."""
         submissions: int = 3
@@ -59,39 +63,34 @@ class CodeTask:
         vague_share: float = 0.2
         """Share of slots about which the user is vague when first asked; in [0, 1]."""
         case_seconds: float = 5.0
-        """Time that one test may take; more than 0."""
+        """Time that one test may take; at least 0.1."""
         memory_mib: int = 256
         """Memory of the code and its tests together; at least 64."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some tasks need {LONGEST_EXPERT} turns")
-            for name in ("misstated_share", "vague_share"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
-            for name, least in (("submissions", 1), ("case_seconds", 0.1), ("memory_mib", 64)):
-                if not getattr(self, name) >= least:
-                    raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            check_least(self, max_turns=LONGEST_EXPERT, why="some tasks need as many")
+            check_shares(self, "misstated_share", "vague_share")
+            check_least(self, submissions=1, case_seconds=0.1, memory_mib=64)
+            check_most(self, submissions=MOST_SETTING, case_seconds=MOST_SETTING, memory_mib=MOST_SETTING)
 
     name: ClassVar[str] = "code_task"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    config: Config
 
     def __init__(self, config: Config) -> None:
         if reason := runner.unavailable():
             raise UnsupportedError(f"code_task runs what an agent writes, and only in a sandbox: {reason}")
-        self.config = config
-        self._speeches = speeches(self.name, config.language)
-        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
+        super().__init__(config)
         self._driver = Path(__file__).with_name("code_task_driver.py").read_text(encoding="utf-8")
         # The same code on the same tests gives the same answers; dialogues that are played again ask for them.
         self._results: OrderedDict[str, TestRun] = OrderedDict()
 
     def task(self, seed: int) -> Task:
-        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
-        code = rng.choice(sorted(self._speeches))
-        speech = self._speeches[code]
+        task = super().task(seed)
+        return replace(task, goal={"tests": seed, **task.goal})
+
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
         wanted = self._drawn(rng, speech)
-        vague = [slot for slot in speech.slots if rng.random() < self.config.vague_share][:2]
+        vague = draw_vague(rng, speech.slots, self.config.vague_share)
         misstated = {}
         if rng.random() < self.config.misstated_share:
             slot = rng.choice(speech.slots)
@@ -101,54 +100,31 @@ class CodeTask:
             "values": wanted,
             "volunteers": list(rng.choice(((), ("source",), ("source", "target")))),
             "together": {"bad": ["repeated"]} if rng.random() < 0.3 else {},
-            "vague": dict.fromkeys(vague, 1),
+            "vague": vague,
             "misstated": misstated,
             "patience": rng.choice((2, 2, 3)),
-            "wording": f"{self.name}/user.{code}.yaml",
+            "wording": f"{self.name}/user.{speech.code}.yaml",
         }
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal={"tests": seed, "user": user}, language=code)
+        return {"user": user}
 
     def _drawn(self, rng: random.Random, speech: Speech) -> dict[str, str]:
         drawn = {slot: rng.choice(speech.choices(slot)) for slot in speech.slots if slot != "keep"}
         drawn["keep"] = speech.data["forms"]["keep"].format(least=rng.randint(2, 60))
         return {slot: drawn[slot] for slot in speech.slots}
 
-    def start(self, task: Task) -> CodeEpisode:
-        return self._episode(task, Notes(extra={"submissions": 0, "passed": 0, "tests": 0, "failed": []}))
-
-    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> CodeEpisode:
-        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
-        return self._episode(task, restored(snapshot))
-
-    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
-        speech = speech_of(self._speeches, task)
-        return Expert(
-            speeches=self._speeches,
-            plan=lambda state: plan(state, speech),
-            errors=lambda state, rng: errors(state, rng, speech),
-            track=track,
-            error_rate=error_rate,
-            seed=task.seed,
-        )
-
-    def idler(self, task: Task) -> Idler:
+    def _extra(self, task: Task) -> dict[str, Any]:
         del task
-        return Idler(speeches=self._speeches)
+        return {"submissions": 0, "passed": 0, "tests": 0, "failed": []}
+
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
+        speech = self._speech(task)
+        return lambda state: plan(state, speech), lambda state, rng: errors(state, rng, speech), track
 
     def _episode(self, task: Task, notes: Notes) -> CodeEpisode:
-        speech, prompt = speech_of(self._speeches, task), self._prompts[task.language]
         example = call_text(SUBMIT, {"code": "def solve(source, target):\n    ..."})
-        values = {"slots": speech.slot_list(speech.slots), "submit": example, "most": str(self.config.submissions)}
-        return CodeEpisode(
-            self,
-            spec_of(task.goal["user"]["values"], speech),
-            tests=int(task.goal["tests"]),
-            speech=speech,
-            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
-            required=speech.slots,
-            max_turns=self.config.max_turns,
-            notes=notes,
-        )
+        frame = self._frame(task, notes, submit=example, most=str(self.config.submissions))
+        spec = spec_of(task.goal["user"]["values"], frame["speech"])
+        return CodeEpisode(self, spec, tests=int(task.goal["tests"]), **frame)
 
     def tested(self, code: str, spec: Spec, tests: int) -> TestRun:
         """What the tests say of a submission; raises EpisodeError when the sandbox itself breaks."""
@@ -187,6 +163,13 @@ class CodeEpisode(NotedEpisode):
     def __init__(self, environment: CodeTask, spec: Spec, *, tests: int, **frame: Any) -> None:
         super().__init__(**frame)
         self._environment, self._spec, self._tests = environment, spec, tests
+
+    def take_words(self, reply: str) -> Outcome:
+        """What a spoken reply does; code in a fence asks nothing and reads nothing back, and it is not run."""
+        fences = iter(_FENCE.findall(reply))
+        outcome = super().take_words(_FENCE.sub(_FENCED, reply))
+        heard = re.sub(_FENCED, lambda _: next(fences, ""), str(outcome.acts["heard"]))
+        return replace(outcome, acts={**outcome.acts, "heard": heard})
 
     def take_call(self, call: Call) -> Outcome:
         if call.arguments is None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from slea_llm import prompts
-from slea_llm.environments.agents import Expert, Idler, Move, track_missing
-from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, restored, speech_of
-from slea_llm.environments.speech import Call, Heard, Speech, call_text, speeches
-from slea_llm.errors import ConfigError
+from slea_llm.checks import check_least, check_shares
+from slea_llm.environments.agents import Errors, Move, Plan, Track, track_missing
+from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, draw_vague
+from slea_llm.environments.speech import Call, Heard, Speech, call_text
 from slea_llm.types import Outcome, State, Task
 
 TOOL = "book_visit"
@@ -28,15 +27,11 @@ LONGEST_EXPERT = 11
 call, and one to spare."""
 
 
-class Complaint:
+class Complaint(NotedTasks["ComplaintEpisode"]):
     """The task family; its tasks suit the user `scripted`."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
-        language: Literal["en", "zh", "mixed"] = "en"
-        """Language of the dialogues; `mixed` draws one for each task."""
-        prompt: Literal["terse", "full"] = "terse"
-        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+    class Config(NotedConfig):
         max_turns: int = 12
         """Replies of the agent after which the dialogue ends with reward -1; at least 11, what the expert needs."""
         angry_share: float = 0.6
@@ -47,40 +42,29 @@ class Complaint:
         """Share of slots about which the customer is vague when first asked; in [0, 1]."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some complaints need {LONGEST_EXPERT} turns")
-            for name in ("angry_share", "misstated_share", "vague_share"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+            check_least(self, max_turns=LONGEST_EXPERT, why="some complaints need as many")
+            check_shares(self, "angry_share", "misstated_share", "vague_share")
 
     name: ClassVar[str] = "complaint"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    config: Config
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._speeches = speeches(self.name, config.language)
-        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
-
-    def task(self, seed: int) -> Task:
-        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
-        code = rng.choice(sorted(self._speeches))
-        speech = self._speeches[code]
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
         wanted = {slot: draw(rng, slot, speech) for slot in speech.slots}
         angry = rng.random() < self.config.angry_share
-        vague = [slot for slot in speech.slots if rng.random() < self.config.vague_share][:2]
+        vague = draw_vague(rng, speech.slots, self.config.vague_share)
         first = {"day": OFFERS, **(dict.fromkeys(("order_number", "channel"), SOOTHES) if angry else {})}
         user = {
             "values": wanted,
             "volunteers": [] if rng.random() < 0.3 else ["symptom"],
             "together": {"order_number": ["channel"]} if rng.random() < 0.3 and not angry else {},
-            "vague": dict.fromkeys(vague, 1),
+            "vague": vague,
             "misstated": self._misstated(rng, wanted, speech),
             "patience": rng.choice((1, 2, 2)),
-            "wording": f"{self.name}/user_{'angry' if angry else 'calm'}.{code}.yaml",
+            "wording": f"{self.name}/user_{'angry' if angry else 'calm'}.{speech.code}.yaml",
             "first": first,
             "welcomes": {SOOTHES: "calmed", OFFERS: "convinced"},
         }
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal={"visit": wanted, "user": user}, language=code)
+        return {"visit": wanted, "user": user}
 
     def _misstated(self, rng: random.Random, wanted: Mapping[str, str], speech: Speech) -> dict[str, str]:
         if rng.random() >= self.config.misstated_share:
@@ -90,39 +74,16 @@ class Complaint:
             pass
         return {slot: value}
 
-    def start(self, task: Task) -> ComplaintEpisode:
-        return self._episode(task, Notes(extra={"soothed": False, "offered": False, "booked": False}))
-
-    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> ComplaintEpisode:
-        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
-        return self._episode(task, restored(snapshot))
-
-    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
-        return Expert(
-            speeches=self._speeches,
-            plan=plan,
-            errors=errors,
-            track=track_missing,
-            error_rate=error_rate,
-            seed=task.seed,
-        )
-
-    def idler(self, task: Task) -> Idler:
+    def _extra(self, task: Task) -> dict[str, Any]:
         del task
-        return Idler(speeches=self._speeches)
+        return {"soothed": False, "offered": False, "booked": False}
+
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
+        del task
+        return plan, errors, track_missing
 
     def _episode(self, task: Task, notes: Notes) -> ComplaintEpisode:
-        speech = speech_of(self._speeches, task)
-        prompt = self._prompts[task.language]
-        values = {"slots": speech.slot_list(speech.slots), "call": call_text(TOOL, {})}
-        return ComplaintEpisode(
-            task.goal["visit"],
-            speech=speech,
-            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
-            required=speech.slots,
-            max_turns=self.config.max_turns,
-            notes=notes,
-        )
+        return ComplaintEpisode(task.goal["visit"], **self._frame(task, notes, call=call_text(TOOL, {})))
 
 
 class ComplaintEpisode(NotedEpisode):

@@ -5,11 +5,14 @@ Needs `pip install slea-llm[gymnasium]`. `reset(seed)` must settle every draw: e
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from slea_llm import prompts
+from slea_llm.checks import check_least
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, EpisodeError, MissingDependencyError, UnsupportedError
 from slea_llm.interfaces import Agent
@@ -26,7 +29,7 @@ class GymnasiumText:
         options: Mapping[str, Any] = field(default_factory=dict)
         """Keyword arguments of `gymnasium.make`."""
         actions: tuple[str, ...] = ()
-        """Names of the actions of a Discrete action space, from 0 on; empty: actions are texts or numbers."""
+        """Names of the actions of a Discrete action space, from its first on; empty: actions are texts or numbers."""
         success_return: float = 1.0
         """A finished episode whose rewards sum to this or more succeeded, unless its last info holds `success`."""
         prompt: str = "foreign/text.en"
@@ -34,8 +37,10 @@ class GymnasiumText:
         max_turns: int = 50
 
         def __post_init__(self) -> None:
-            if self.max_turns < 1:
-                raise ConfigError(f"max_turns is {self.max_turns}; it must be at least 1")
+            check_least(self, max_turns=1)
+            names = [name.strip().lower() for name in self.actions]
+            if len({*names}) < len(names) or "" in names:
+                raise ConfigError(f"actions {list(self.actions)} are not names that differ (capitals do not count)")
 
     name: ClassVar[str] = "gymnasium"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -75,7 +80,7 @@ class GymnasiumText:
             raise ConfigError("environment gymnasium needs id, such as MyGame-v0 or my_package:MyGame-v0")
         try:
             made = gymnasium.make(self.config.id, **self.config.options)
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        except (gymnasium.error.Error, ImportError, TypeError) as error:  # TypeError: an option that it does not take
             raise ConfigError(f"gymnasium could not make {self.config.id!r}: {error}") from error
         return _GymnasiumWorld(made, self.config, seed=task.seed)
 
@@ -84,6 +89,15 @@ class _GymnasiumWorld:
     def __init__(self, made: Any, config: GymnasiumText.Config, *, seed: int) -> None:
         self._made, self._config, self._seed = made, config, seed
         self._rewards = 0.0
+        space = made.action_space
+        self._kind = type(space).__name__
+        self._first, self._count = (int(space.start), int(space.n)) if self._kind == "Discrete" else (0, 0)
+        if self._kind not in ("Text", "Discrete"):
+            raise ConfigError(
+                f"{config.id}: the action space {space} takes neither texts nor named or numbered actions"
+            )
+        if config.actions and len(config.actions) != self._count:
+            raise ConfigError(f"{config.id}: {len(config.actions)} actions are named, the action space is {space}")
 
     def begin(self) -> Shown:
         observation, _ = self._made.reset(seed=self._seed)
@@ -92,9 +106,11 @@ class _GymnasiumWorld:
     def act(self, action: str) -> Shown:
         taken = self._action(action)
         if taken is None:
-            known = ", ".join(self._config.actions) or "a whole number of the action space"
-            return Shown(text=f"{action!r} is no action; one of: {known}", actions=self._config.actions)
+            known = ", ".join(self._config.actions) or f"{self._first} to {self._first + self._count - 1}"
+            return Shown(text=f"{action[:80]!r} is no action; one of: {known}", actions=self._config.actions)
         observation, reward, terminated, truncated, info = self._made.step(taken)
+        if not math.isfinite(float(reward)):
+            raise EpisodeError(f"{self._config.id} gave the reward {reward} after {action[:80]!r}")
         self._rewards += float(reward)
         won = bool(info["success"]) if "success" in info else self._rewards >= self._config.success_return
         cut: Termination | None = "max_turns" if truncated else None
@@ -106,16 +122,16 @@ class _GymnasiumWorld:
 
     def _action(self, said: str) -> Any:
         """The action that a reply is; None when it is none."""
-        space = self._made.action_space
-        names = [name.lower() for name in self._config.actions]
-        if said.strip().lower() in names:
-            return names.index(said.strip().lower())
-        if type(space).__name__ == "Text":
+        if self._kind == "Text":
             return said
-        if type(space).__name__ == "Discrete":
-            number = said.strip()
-            return int(number) if number.isdecimal() and space.contains(int(number)) else None
-        raise EpisodeError(f"the action space {space} takes neither texts nor named or numbered actions")
+        word = said.strip().lower()
+        names = [name.strip().lower() for name in self._config.actions]
+        if word in names:
+            return self._first + names.index(word)
+        # Python reads no number of thousands of digits, and no action has one of twenty.
+        number = int(word) if re.fullmatch(r"-?\d{1,20}", word) else None
+        known = range(self._first, self._first + self._count)
+        return number if number in known else None
 
 
 def _text(observation: Any) -> str:

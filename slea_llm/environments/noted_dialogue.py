@@ -1,17 +1,22 @@
 """A dialogue in which a tracker notes down what the user tells: the frame of the data-driven environments.
 
-An environment derives an episode from `NotedEpisode` and says what its calls do and when it is over.
+An environment derives its family of tasks from `NotedTasks` and its episode from `NotedEpisode`, and says what the user
+wants, what calls do and when a dialogue is over.
 """
 
 from __future__ import annotations
 
 import copy
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from slea_llm.environments.speech import Call, Heard, Speech, calls, normal, sentences, spoken
+from slea_llm import prompts
+from slea_llm.environments.agents import Errors, Expert, Idler, Plan, Track
+from slea_llm.environments.speech import Call, Heard, Speech, calls, normal, sentences, speeches, spoken
 from slea_llm.errors import EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 
@@ -42,13 +47,6 @@ def restored(snapshot: Mapping[str, Any]) -> Notes:
     if snapshot.keys() != names:
         raise EpisodeError(f"snapshot has the keys {sorted(snapshot)}; expected {sorted(names)}")
     return Notes(**copy.deepcopy(dict(snapshot)))
-
-
-def speech_of(speeches: Mapping[str, Speech], task: Task) -> Speech:
-    """The language of a task; raises EpisodeError when the environment does not speak it."""
-    if task.language not in speeches:
-        raise EpisodeError(f"task {task.id!r} is in {task.language!r}; this environment speaks {[*speeches]}")
-    return speeches[task.language]
 
 
 class NotedEpisode:
@@ -118,13 +116,14 @@ class NotedEpisode:
         return Outcome(to_user=True, acts={**acts, **self.acts_of(heard, reply)})
 
     def take_calls(self, made: Sequence[Call]) -> Outcome:
-        """What the calls of one reply do."""
-        outcomes = [self.take_call(call) for call in made]
-        ended = next((outcome for outcome in outcomes if outcome.termination is not None), None)
-        messages = tuple(message for outcome in outcomes for message in outcome.messages)
-        if ended is not None:
-            return ended
-        return Outcome(messages=messages, acts={**outcomes[-1].acts, "heard": ""})
+        """What the calls of one reply do, in order; what stands behind the one that ends the dialogue does nothing."""
+        messages: tuple[Message, ...] = ()
+        for call in made:
+            outcome = self.take_call(call)
+            messages += outcome.messages
+            if outcome.termination is not None:
+                return replace(outcome, messages=messages)
+        return Outcome(messages=messages, acts={**outcome.acts, "heard": ""})
 
     def take_call(self, call: Call) -> Outcome:
         """What one call does; an environment without tools says so."""
@@ -177,3 +176,92 @@ class NotedEpisode:
 def parts_of(reply: str) -> tuple[str, ...]:
     """The normalised sentences of a reply."""
     return sentences(normal(reply))
+
+
+def draw_vague(rng: random.Random, slots: Sequence[str], share: float) -> dict[str, int]:
+    """Slot -> times that the user answers vaguely: once, for at most two slots."""
+    return dict.fromkeys([slot for slot in slots if rng.random() < share][:2], 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedConfig:
+    """The settings of every such family."""
+
+    language: Literal["en", "zh", "mixed"] = "en"
+    """Language of the dialogues; `mixed` draws one for each task."""
+    prompt: Literal["terse", "full"] = "terse"
+    """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+    max_turns: int
+    """Replies of the agent after which the dialogue ends with reward -1; at least what the expert needs."""
+
+
+Played = TypeVar("Played", bound=NotedEpisode)
+
+
+class NotedTasks(ABC, Generic[Played]):
+    """A family of tasks for the user `scripted`, with the data file, prompts and phrases that bear its name."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, config: NotedConfig) -> None:
+        self.config = config
+        self._speeches = speeches(self.name, config.language)
+        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
+
+    def task(self, seed: int) -> Task:
+        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
+        code = rng.choice(sorted(self._speeches))
+        goal = self._goal(rng, self._speeches[code])
+        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal=goal, language=code)
+
+    def start(self, task: Task) -> Played:
+        return self._episode(task, Notes(extra=self._extra(task)))
+
+    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> Played:
+        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
+        return self._episode(task, restored(snapshot))
+
+    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
+        plan, errors, track = self._agent(task)
+        return Expert(
+            speeches=self._speeches, plan=plan, errors=errors, track=track, error_rate=error_rate, seed=task.seed
+        )
+
+    def idler(self, task: Task) -> Idler:
+        del task
+        return Idler(speeches=self._speeches)
+
+    @abstractmethod
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
+        """What is hidden from the agent; the agenda of the user is its `user`."""
+
+    @abstractmethod
+    def _extra(self, task: Task) -> dict[str, Any]:
+        """What the notes keep beyond the slots, as it is at the start."""
+
+    @abstractmethod
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
+        """How the expert plans, errs and thinks."""
+
+    @abstractmethod
+    def _episode(self, task: Task, notes: Notes) -> Played:
+        """The episode with these notes."""
+
+    def _frame(self, task: Task, notes: Notes, **values: str) -> dict[str, Any]:
+        """What every episode is made of; `values` fill the system prompt, beside `slots`."""
+        speech, prompt = self._speech(task), self._prompts[task.language]
+        values = {"slots": speech.slot_list(speech.slots), **values}
+        return {
+            "speech": speech,
+            "prompt": prompt.render(**{name: values[name] for name in prompt.fields}),
+            "required": speech.slots,
+            "max_turns": self.config.max_turns,
+            "notes": notes,
+        }
+
+    def _speech(self, task: Task) -> Speech:
+        """The language of a task; raises EpisodeError when the environment does not speak it."""
+        if task.language not in self._speeches:
+            raise EpisodeError(f"task {task.id!r} is in {task.language!r}; this environment speaks {[*self._speeches]}")
+        return self._speeches[task.language]

@@ -13,18 +13,19 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from slea_llm import prompts
+from slea_llm.checks import check_least, check_shares
+from slea_llm.environments.noted_dialogue import draw_vague
 from slea_llm.environments.order_taking_agents import Idler, OrderExpert
 from slea_llm.environments.order_taking_draws import (
     add_events,
     draw_misstated,
     draw_order,
     draw_together,
-    draw_vague,
     draw_volunteers,
 )
 from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language, Understanding
 from slea_llm.environments.speech import Call, calls, spoken
-from slea_llm.errors import ConfigError, EpisodeError
+from slea_llm.errors import EpisodeError
 from slea_llm.types import Message, Outcome, State, Task, Termination
 
 REWARDS: MappingProxyType[Termination, float] = MappingProxyType({"success": 10.0, "failure": -1.0, "user_left": -1.0})
@@ -82,11 +83,8 @@ class OrderTaking:
             # A suggestion that is refused and another; the news and the second choice; the read-back of a change.
             more = 2 * (self.undecided_share > 0) or 1 * (self.sold_out_share > 0)
             longest = LONGEST_EXPERT + more + (self.change_share > 0)
-            if self.max_turns < longest:
-                raise ConfigError(f"max_turns is {self.max_turns}; some orders need {longest} turns")
-            for name in ("misstated_share", "vague_share", "undecided_share", "sold_out_share", "change_share"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+            check_least(self, max_turns=longest, why="some orders need as many")
+            check_shares(self, "misstated_share", "vague_share", "undecided_share", "sold_out_share", "change_share")
 
     name: ClassVar[str] = "order_taking"
     needs: ClassVar[frozenset[str]] = frozenset()

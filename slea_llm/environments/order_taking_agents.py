@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slea_llm.checks import check_shares
 from slea_llm.environments.order_taking_language import SLOTS, TOOL, Language
 from slea_llm.environments.speech import call_text
-from slea_llm.errors import ConfigError
 from slea_llm.types import Message, State
 
 
@@ -31,8 +31,7 @@ class OrderExpert:
     writes_values: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.error_rate <= 1.0:
-            raise ConfigError(f"error_rate {self.error_rate} is not in [0, 1]")
+        check_shares(self, "error_rate")
 
     def act(self, state: State, messages: Sequence[Message]) -> str:
         del messages  # the public state holds all it needs

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from slea_llm.environments.order_taking_language import SLOTS, Language
 
-MAX_VAGUE = 2
-
 
 class Shares(Protocol):
     """The shares of users to whom something happens, each in [0, 1]."""
@@ -79,11 +77,6 @@ def draw_together(rng: random.Random, slots: Sequence[str]) -> dict[str, list[st
     """Slots that the user tells along with the one that was asked for."""
     together = {slot: [rng.choice([other for other in slots if other != slot])] for slot in slots}
     return {slot: others for slot, others in together.items() if rng.random() < 0.2}
-
-
-def draw_vague(rng: random.Random, slots: Sequence[str], share: float) -> dict[str, int]:
-    vague = [slot for slot in slots if rng.random() < share]
-    return dict.fromkeys(vague[:MAX_VAGUE], 1)
 
 
 def draw_misstated(rng: random.Random, order: Mapping[str, str], language: Language, share: float) -> dict[str, str]:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.environments.speech import normal
 from slea_llm.wording import fragments
 
@@ -46,7 +44,7 @@ class Language:
     def __init__(self, code: str) -> None:
         self.code = code
         source = assets.find("data", f"order_taking/{code}.yaml").read_text(encoding="utf-8")
-        self._data: Mapping[str, Any] = yaml.safe_load(source)
+        self._data: Mapping[str, Any] = strict_yaml.load(source)
         self.dishes: tuple[str, ...] = tuple(self._data["dishes"])
         self.streets: tuple[str, ...] = tuple(self._data["streets"])
         self.quantities: tuple[str, ...] = tuple(self._data["quantities"])

@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import yaml
-
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError
 from slea_llm.wording import fragments
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-# A dot inside a number (5.7, 3.50) ends no sentence.
-_SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d))+[.!?。;\n]*")
+# A dot inside a number (5.7, 3.50) ends no sentence. Nobody says 600 characters in a breath: what goes on for longer is
+# cut, so that patterns which look ahead to the end of a sentence take a time that grows with the reply alone.
+_SENTENCE = re.compile(r"(?:[^.!?。;\n]|(?<=\d)\.(?=\d)){1,600}[.!?。;\n]*")
 _NOTES = "notes"
 _NEGATION = 60
 """Characters before a word in which a negation of it is looked for."""
@@ -98,7 +97,7 @@ class Speech:
 
     def __init__(self, environment: str, code: str) -> None:
         source = f"{environment}/{code}.yaml"
-        self._read(yaml.safe_load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
+        self._read(strict_yaml.load(assets.find("data", source).read_text(encoding="utf-8")), code, source)
 
     @classmethod
     def of(cls, data: Mapping[str, Any], *, code: str, source: str) -> Self:
@@ -114,8 +113,10 @@ class Speech:
         self.agents: Mapping[str, Any] = self.data["agents"]
         self.tool_errors: Mapping[str, str] = self.data.get("tool_errors", {})
         self._check()
-        self._placeholder = re.compile(r"\{(" + "|".join((_NOTES, *self.slots)) + r")\}")
         self._read_back = {slots: (form,) for slots, form in self.data.get("read_back", {}).items()}
+        # Without forms to read back there are no placeholders: what looks like one is what it says.
+        names = (_NOTES, *self.slots) if self._read_back else ()
+        self._placeholder = re.compile(r"\{(" + "|".join(names) + r")\}" if names else r"(?!)")
         self._values = {slot: _Value(self.source, slot, entry) for slot, entry in self.data["values"].items()}
         understanding = self.data["understanding"]
         self._ask = {slot: _pattern(self.source, texts) for slot, texts in understanding["ask"].items()}
@@ -124,6 +125,7 @@ class Speech:
             name: _pattern(self.source, understanding[name])
             for name in ("request", "confirm", "affirm", "deny", "negation")
         }
+        self._either = _pattern(self.source, understanding.get("either", r"(?!)"))
 
     def _check(self) -> None:
         known = set(self.slots)
@@ -134,6 +136,11 @@ class Speech:
         ):
             if unknown := sorted(set(names) ^ known):
                 raise ConfigError(f"data file {self.source}: {place} and slots differ in {', '.join(unknown)}")
+        forms = self.data.get("read_back", {})
+        if unknown := sorted({slot for key in forms for slot in str(key).split("+")} - known):
+            raise ConfigError(f"data file {self.source}: read_back names {', '.join(unknown)}, no slot of it")
+        if forms and (missing := sorted(known - forms.keys())):
+            raise ConfigError(f"data file {self.source}: read_back has no form for {', '.join(missing)}")
 
     def slot_list(self, slots: Iterable[str]) -> str:
         """The names of slots as one says them in a row."""
@@ -166,14 +173,39 @@ class Speech:
         heard = self._placeholder.sub(fill, reply)
         plain = self._placeholder.sub("\1", reply)
         parts = sentences(normal(plain))
-        asks = {slot for part in parts if self.requests(part) for slot in self.asked(part)}
-        reads_back = {**self.values(plain), **named}
+        asks: set[str] = set()
+        stated: list[str] = []
+        for part in parts:
+            asked, left = self._question(part) if self.requests(part) else (set(), part)
+            asks |= asked
+            stated.append(left)
+        reads_back = {**self.values("".join(stated)), **named}
         return Heard(
             text=heard,
             asks=tuple(slot for slot in self.slots if slot in asks and slot not in reads_back),
             reads_back={slot: reads_back[slot] for slot in self.slots if slot in reads_back},
             does=self.acts(parts),
         )
+
+    def _question(self, sentence: str) -> tuple[set[str], str]:
+        """The slots that a normalised question asks for, and what is left of it without the values that it offers.
+
+        What touches a match of `either` ("CSV or JSON?") is offered and not read back; values of several slots there
+        are no alternatives to each other. A group in the pattern marks the place, else it is the whole match.
+        """
+        asked = self.asked(sentence)
+        spans = [match.span(match.lastindex or 0) for match in self._either.finditer(sentence)]
+        if not spans:
+            return asked, sentence
+        places = {slot: value.places(sentence, self._cue["negation"]) for slot, value in self._values.items()}
+        left = [*sentence]
+        for start, end in spans:
+            touched = [slot for slot, found in places.items() if any(a <= end and start <= b for a, b in found)]
+            if len(touched) == 1:
+                asked.update(touched)
+                for a, b in places[touched[0]]:
+                    left[a:b] = "\1" * (b - a)
+        return asked, "".join(left)
 
     def requests(self, sentence: str) -> bool:
         """Whether a normalised sentence asks for something."""
@@ -237,12 +269,17 @@ class _Value:
 
     def find(self, text: str, negation: re.Pattern[str]) -> set[str]:
         """Every value that the normalised text names and does not negate."""
-        found: set[str] = set()
+        return {value if self._form is None else self._filled(match) for match, value in self._named(text, negation)}
+
+    def places(self, text: str, negation: re.Pattern[str]) -> list[tuple[int, int]]:
+        """Where the normalised text names them."""
+        return [match.span() for match, _ in self._named(text, negation)]
+
+    def _named(self, text: str, negation: re.Pattern[str]) -> Iterator[tuple[re.Match[str], str]]:
         for pattern, value in self._patterns:
             for match in pattern.finditer(text):
                 if not _negated(negation, text[: match.start()]):
-                    found.add(value if self._form is None else self._filled(match))
-        return found
+                    yield match, value
 
     def _filled(self, match: re.Match[str]) -> str:
         groups = {name: self._words.get(group or "", group or "") for name, group in match.groupdict().items()}

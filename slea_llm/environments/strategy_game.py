@@ -8,15 +8,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from slea_llm import prompts
+from slea_llm.checks import check_least, check_shares
 from slea_llm.environments import strategy_rules as rules
-from slea_llm.environments.agents import Expert, Idler, Move
-from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, parts_of, restored, speech_of
-from slea_llm.environments.speech import Call, Speech, speeches
+from slea_llm.environments.agents import Errors, Move, Plan, Track
+from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, parts_of
+from slea_llm.environments.speech import Call, Speech
 from slea_llm.environments.strategy_rules import Enemy, Land
-from slea_llm.errors import ConfigError
 from slea_llm.types import Message, Outcome, State, Task
 
 TOOL = "order"
@@ -25,37 +25,24 @@ LONGEST_EXPERT = 15
 """Orders of the expert at worst, and one to spare."""
 
 
-class StrategyGame:
+class StrategyGame(NotedTasks["StrategyEpisode"]):
     """The task family; its tasks suit the user `scripted`, who only watches."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
-        language: Literal["en", "zh", "mixed"] = "en"
-        """Language of the game; `mixed` draws one for each task."""
-        prompt: Literal["terse", "full"] = "terse"
-        """System prompt: a line for tiny models, or one for chat models with the rules."""
+    class Config(NotedConfig):
         max_turns: int = 16
         """Orders after which the war is lost; at least 15, what the expert needs."""
         rich_share: float = 0.5
         """Share of games that begin with plenty of gold, against a stronger enemy; in [0, 1]."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some games need {LONGEST_EXPERT} orders")
-            if not 0.0 <= self.rich_share <= 1.0:
-                raise ConfigError(f"rich_share {self.rich_share} is not in [0, 1]")
+            check_least(self, max_turns=LONGEST_EXPERT, why="some games need as many orders")
+            check_shares(self, "rich_share")
 
     name: ClassVar[str] = "strategy_game"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    config: Config
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._speeches = speeches(self.name, config.language)
-        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
-
-    def task(self, seed: int) -> Task:
-        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
-        code = rng.choice(sorted(self._speeches))
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
         rich = rng.random() < self.config.rich_share
         days = range(1, self.config.max_turns + 1)
         # Never three days in a row, so that waiting for an unwatched day is always possible.
@@ -74,35 +61,20 @@ class StrategyGame:
             "vague": {},
             "misstated": {},
             "patience": 3,
-            "wording": f"{self.name}/user.{code}.yaml",
+            "wording": f"{self.name}/user.{speech.code}.yaml",
         }
         gold = rng.randint(12, 16) * 10 if rich else rng.randint(2, 5) * 10
-        goal = {"gold": gold, "enemy": enemy, "user": user}
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal=goal, language=code)
+        return {"gold": gold, "enemy": enemy, "user": user}
 
-    def start(self, task: Task) -> StrategyEpisode:
-        return self._episode(task, Notes(extra=asdict(Land(gold=task.goal["gold"]))))
+    def _extra(self, task: Task) -> dict[str, Any]:
+        return asdict(Land(gold=task.goal["gold"]))
 
-    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> StrategyEpisode:
-        """The game as it was; raises EpisodeError for a snapshot of another shape."""
-        return self._episode(task, restored(snapshot))
-
-    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
-        return Expert(
-            speeches=self._speeches,
-            plan=plan,
-            errors=errors,
-            track=track,
-            error_rate=error_rate,
-            seed=task.seed,
-        )
-
-    def idler(self, task: Task) -> Idler:
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
         del task
-        return Idler(speeches=self._speeches)
+        return plan, errors, track
 
     def _episode(self, task: Task, notes: Notes) -> StrategyEpisode:
-        speech = speech_of(self._speeches, task)
+        speech = self._speech(task)
         enemy = Enemy(**{**task.goal["enemy"], "scouting": tuple(task.goal["enemy"]["scouting"])})
         return StrategyEpisode(
             enemy,

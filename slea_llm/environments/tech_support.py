@@ -8,13 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from slea_llm import prompts
-from slea_llm.environments.agents import Expert, Idler, Move
-from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, parts_of, restored, speech_of
-from slea_llm.environments.speech import Heard, Speech, speeches
-from slea_llm.errors import ConfigError
+from slea_llm.checks import check_least, check_shares
+from slea_llm.environments.agents import Errors, Move, Plan, Track
+from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, draw_vague, parts_of
+from slea_llm.environments.speech import Heard, Speech
 from slea_llm.types import Outcome, State, Task
 
 FACTS: tuple[str, ...] = ("error", "network", "load", "settings", "version", "change")
@@ -26,38 +25,24 @@ SKILLS: Mapping[str, tuple[float, float]] = {"novice": (0.5, 0.1), "user": (0.2,
 """Skill -> (share of facts told vaguely at first, chance that the error is told at the opening)."""
 
 
-class TechSupport:
+class TechSupport(NotedTasks["SupportEpisode"]):
     """The task family; its tasks suit the user `scripted`."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
-        language: Literal["en", "zh", "mixed"] = "en"
-        """Language of the dialogues; `mixed` draws one for each task."""
-        prompt: Literal["terse", "full"] = "terse"
-        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+    class Config(NotedConfig):
         max_turns: int = 10
         """Replies of the agent after which the dialogue ends with reward -1; at least 8, what the expert needs."""
         novice_share: float = 0.4
         """Share of users who are vague about much at first; of the rest, half are administrators. In [0, 1]."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some faults need {LONGEST_EXPERT} turns")
-            if not 0.0 <= self.novice_share <= 1.0:
-                raise ConfigError(f"novice_share {self.novice_share} is not in [0, 1]")
+            check_least(self, max_turns=LONGEST_EXPERT, why="some faults need as many")
+            check_shares(self, "novice_share")
 
     name: ClassVar[str] = "tech_support"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    config: Config
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._speeches = speeches(self.name, config.language)
-        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
-
-    def task(self, seed: int) -> Task:
-        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
-        code = rng.choice(sorted(self._speeches))
-        speech = self._speeches[code]
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
         fault = rng.choice(list(speech.data["faults"]))
         findings = {**speech.data["usual"], **speech.data["faults"][fault]["findings"]}
         numbers = _numbers(rng)
@@ -68,51 +53,25 @@ class TechSupport:
             "values": values,
             "volunteers": ["error"] if rng.random() < opening else [],
             "together": {},
-            "vague": dict.fromkeys([fact for fact in FACTS if rng.random() < vague_share][:2], 1),
+            "vague": draw_vague(rng, FACTS, vague_share),
             "misstated": {},
             "patience": rng.choice((2, 2, 3)),
-            "wording": f"{self.name}/user.{code}.yaml",
+            "wording": f"{self.name}/user.{speech.code}.yaml",
             "accepts": {"mend": fault, "fault": fault},
         }
-        goal = {"fault": fault, "skill": skill, "user": user}
-        return Task(id=f"{self.name}-{code}-{seed}", seed=seed, goal=goal, language=code)
+        return {"fault": fault, "skill": skill, "user": user}
 
-    def start(self, task: Task) -> SupportEpisode:
-        return self._episode(task, Notes(extra={"named": "", "mended": False, "findings": {}}))
-
-    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> SupportEpisode:
-        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
-        return self._episode(task, restored(snapshot))
-
-    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
-        speech = self._speeches.get(task.language)
-        faults: Mapping[str, Any] = {} if speech is None else speech.data["faults"]
-        usual: Mapping[str, str] = {} if speech is None else speech.data["usual"]
-        return Expert(
-            speeches=self._speeches,
-            plan=lambda state: plan(state, faults, usual),
-            errors=lambda state, rng: errors(state, rng, faults),
-            track=track,
-            error_rate=error_rate,
-            seed=task.seed,
-        )
-
-    def idler(self, task: Task) -> Idler:
+    def _extra(self, task: Task) -> dict[str, Any]:
         del task
-        return Idler(speeches=self._speeches)
+        return {"named": "", "mended": False, "findings": {}}
+
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
+        data = self._speech(task).data
+        faults, usual = data["faults"], data["usual"]
+        return lambda state: plan(state, faults, usual), lambda state, rng: errors(state, rng, faults), track
 
     def _episode(self, task: Task, notes: Notes) -> SupportEpisode:
-        speech = speech_of(self._speeches, task)
-        prompt = self._prompts[task.language]
-        values = {"slots": speech.slot_list(speech.slots)}
-        return SupportEpisode(
-            task.goal["fault"],
-            speech=speech,
-            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
-            required=FACTS,
-            max_turns=self.config.max_turns,
-            notes=notes,
-        )
+        return SupportEpisode(task.goal["fault"], **self._frame(task, notes))
 
 
 class SupportEpisode(NotedEpisode):

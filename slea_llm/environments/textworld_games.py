@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slea_llm import prompts
+from slea_llm.checks import check_least
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
 from slea_llm.errors import ConfigError, MissingDependencyError, UnsupportedError
 from slea_llm.types import Task, Termination
 
 SUFFIXES: tuple[str, ...] = (".z8", ".ulx", ".json")
+
+MOST = 200
+"""Characters of a command, more than any game reads: interpreters in C are given nothing longer."""
 
 
 class TextWorldGames:
@@ -32,8 +36,7 @@ class TextWorldGames:
         max_turns: int = 50
 
         def __post_init__(self) -> None:
-            if self.max_turns < 1:
-                raise ConfigError(f"max_turns is {self.max_turns}; it must be at least 1")
+            check_least(self, max_turns=1)
 
     name: ClassVar[str] = "textworld"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -95,7 +98,11 @@ class _TextWorld:
 
     def act(self, action: str) -> Shown:
         # A reply of several lines is one command: the interpreter would take each line for one.
-        self._state, score, done = self._made.step(" ".join(action.split()) or "look")
+        command = " ".join("".join(letter if letter.isprintable() else " " for letter in action).split())
+        if len(command) > MOST:
+            text = f"A command has at most {MOST} characters; this one has {len(command)}."
+            return Shown(text=text, actions=self._actions())
+        self._state, score, done = self._made.step(command or "look")
         gained, self._score = float(score or 0) - self._score, float(score or 0)
         ended: Termination | None = ("success" if self._state.won else "failure") if done else None
         return Shown(text=str(self._state.feedback).strip(), reward=gained, ended=ended, actions=self._actions())
@@ -114,7 +121,7 @@ class _TextWorld:
 def _games(place: str) -> list[Path]:
     """The game files of a place, in the order of their names; raises ConfigError when there are none."""
     path = Path(place)
-    if place and path.is_file():
+    if place and path.is_file() and path.suffix in SUFFIXES:
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in (".z8", ".ulx")) if place and path.is_dir() else []
     if not found:

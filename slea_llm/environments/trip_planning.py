@@ -10,12 +10,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from slea_llm import prompts
-from slea_llm.environments.agents import Expert, Idler, Move, track_missing
-from slea_llm.environments.noted_dialogue import NotedEpisode, Notes, restored, speech_of
-from slea_llm.environments.speech import Call, Speech, call_text, speeches
+from slea_llm.checks import check_least, check_shares
+from slea_llm.environments.agents import Errors, Move, Plan, Track, track_missing
+from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, draw_vague
+from slea_llm.environments.speech import Call, Speech, call_text
 from slea_llm.environments.trip_database import Trip, TripDatabase
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import Message, Outcome, State, Task
@@ -34,15 +34,11 @@ LONGEST_EXPERT = 12
 """Turns of the expert at worst: 5 questions, 2 vague answers, 2 read-backs, the look-ups, the booking, one to spare."""
 
 
-class TripPlanning:
+class TripPlanning(NotedTasks["TripEpisode"]):
     """The task family; its tasks suit the user `scripted`."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
-        language: Literal["en", "zh", "mixed"] = "en"
-        """Language of the dialogues; `mixed` draws one for each task."""
-        prompt: Literal["terse", "full"] = "terse"
-        """System prompt: a line for tiny models, or one for chat models that asks for explicit steps."""
+    class Config(NotedConfig):
         max_turns: int = 14
         """Replies of the agent after which the dialogue ends with reward -1; at least 12, what the expert needs."""
         misstated_share: float = 0.25
@@ -55,19 +51,14 @@ class TripPlanning:
         """Makes journeys, hotels and sites."""
 
         def __post_init__(self) -> None:
-            if self.max_turns < LONGEST_EXPERT:
-                raise ConfigError(f"max_turns is {self.max_turns}; some trips need {LONGEST_EXPERT} turns")
-            for name in ("misstated_share", "vague_share", "slack"):
-                if not 0.0 <= getattr(self, name) <= 1.0:
-                    raise ConfigError(f"{name} {getattr(self, name)} is not in [0, 1]")
+            check_least(self, max_turns=LONGEST_EXPERT, why="some trips need as many")
+            check_shares(self, "misstated_share", "vague_share", "slack")
 
     name: ClassVar[str] = "trip_planning"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    config: Config
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self._speeches = speeches(self.name, config.language)
-        self._prompts = {code: prompts.load(f"{self.name}/{config.prompt}.{code}") for code in self._speeches}
+        super().__init__(config)
         self.databases = {
             code: TripDatabase(
                 speech.data["database"], speech.choices("city"), speech.choices("purpose"), seed=config.database_seed
@@ -75,30 +66,24 @@ class TripPlanning:
             for code, speech in self._speeches.items()
         }
 
-    def task(self, seed: int) -> Task:
-        rng = random.Random(f"{self.name}/{seed}")  # noqa: S311 (not a secret)
-        code = rng.choice(sorted(self._speeches))
-        speech = self._speeches[code]
-        trip = self._trip(rng, code)
+    def _goal(self, rng: random.Random, speech: Speech) -> dict[str, Any]:
+        trip = self._trip(rng, speech)
         wanted = values_of(trip, speech)
-        slots = list(speech.slots)
-        vague = [slot for slot in slots if rng.random() < self.config.vague_share][:2]
+        vague = draw_vague(rng, speech.slots, self.config.vague_share)
         user = {
             "values": wanted,
             "volunteers": list(rng.choice(((), ("city",), ("city", "purpose"), ("city", "start", "nights")))),
             "together": {"start": ["nights"]} if rng.random() < 0.3 else {},
-            "vague": dict.fromkeys(vague, 1),
+            "vague": vague,
             "misstated": self._misstated(rng, trip, speech),
             "patience": rng.choice((2, 2, 3)),
-            "wording": f"{self.name}/user.{code}.yaml",
+            "wording": f"{self.name}/user.{speech.code}.yaml",
         }
-        return Task(
-            id=f"{self.name}-{code}-{seed}", seed=seed, goal={"trip": asdict(trip), "user": user}, language=code
-        )
+        return {"trip": asdict(trip), "user": user}
 
-    def _trip(self, rng: random.Random, code: str) -> Trip:
+    def _trip(self, rng: random.Random, speech: Speech) -> Trip:
         """A trip of which the database has plans of several prices."""
-        speech, database = self._speeches[code], self.databases[code]
+        database = self.databases[speech.code]
         for _ in range(1000):
             city, purpose = rng.choice(speech.choices("city")), rng.choice(speech.choices("purpose"))
             start, nights = rng.randint(1, 20), rng.randint(2, 5)
@@ -121,43 +106,17 @@ class TripPlanning:
         }
         return {slot: other[slot]}
 
-    def start(self, task: Task) -> TripEpisode:
-        return self._episode(task, Notes(extra={"found": {}, "booked": False}))
-
-    def restore(self, task: Task, snapshot: Mapping[str, Any]) -> TripEpisode:
-        """The episode as it was; raises EpisodeError for a snapshot of another shape."""
-        return self._episode(task, restored(snapshot))
-
-    def expert(self, task: Task, *, error_rate: float = 0.0) -> Expert:
-        return Expert(
-            speeches=self._speeches,
-            plan=plan,
-            errors=errors,
-            track=track,
-            error_rate=error_rate,
-            seed=task.seed,
-        )
-
-    def idler(self, task: Task) -> Idler:
+    def _extra(self, task: Task) -> dict[str, Any]:
         del task
-        return Idler(speeches=self._speeches)
+        return {"found": {}, "booked": False}
+
+    def _agent(self, task: Task) -> tuple[Plan, Errors, Track]:
+        del task
+        return plan, errors, track
 
     def _episode(self, task: Task, notes: Notes) -> TripEpisode:
-        speech = speech_of(self._speeches, task)
-        prompt = self._prompts[task.language]
-        values = {
-            "slots": speech.slot_list(speech.slots),
-            "book": call_text(BOOK, {"journey": "J1", "hotel": "H1", "site": "S1"}),
-        }
-        return TripEpisode(
-            Trip(**task.goal["trip"]),
-            self.databases[task.language],
-            speech=speech,
-            prompt=prompt.render(**{name: values[name] for name in prompt.fields}),
-            required=speech.slots,
-            max_turns=self.config.max_turns,
-            notes=notes,
-        )
+        frame = self._frame(task, notes, book=call_text(BOOK, {"journey": "J1", "hotel": "H1", "site": "S1"}))
+        return TripEpisode(Trip(**task.goal["trip"]), self.databases[task.language], **frame)
 
 
 class TripEpisode(NotedEpisode):

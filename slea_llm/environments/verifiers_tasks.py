@@ -7,6 +7,7 @@ are refused. Checked with verifiers 0.4.0.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ from typing import Any, ClassVar
 
 from slea_llm import prompts
 from slea_llm.environments.foreign import ForeignEpisode, Saying, Shown, foreign_task
-from slea_llm.errors import ConfigError, MissingDependencyError, UnsupportedError
+from slea_llm.errors import ConfigError, EpisodeError, MissingDependencyError, UnsupportedError
 from slea_llm.interfaces import Agent
 from slea_llm.types import Task
+
+MOST = 1_000_000
+"""Tasks that are drawn from a taskset before it counts as one without an end."""
 
 
 class VerifiersTasks:
@@ -77,9 +81,14 @@ class VerifiersTasks:
     def _find(self, seed: int) -> Any:
         if self._rest is None:
             self._rest = iter(_taskset(self.config))
-        self._tasks += islice(self._rest, max(0, seed + 1 - len(self._tasks)))
+        self._tasks += islice(self._rest, max(0, min(max(seed, 0) + 1, MOST) - len(self._tasks)))
         if not self._tasks:
             raise ConfigError(f"verifiers taskset {self.config.taskset!r} holds no task")
+        if seed >= MOST and len(self._tasks) == MOST:
+            raise ConfigError(
+                f"task seed {seed} of verifiers taskset {self.config.taskset!r}, which has {MOST} tasks or more (or no "
+                f"end): seeds below {MOST} are taken"
+            )
         return self._tasks[seed % len(self._tasks)]
 
 
@@ -97,6 +106,8 @@ class _VerifiersWorld:
         with ThreadPoolExecutor(max_workers=1) as pool:
             pool.submit(asyncio.run, self._task.score(trace)).result()
         reward = float(trace.reward)
+        if not math.isfinite(reward):
+            raise EpisodeError(f"the rewards of taskset {self._config.taskset!r} sum to {reward}")
         return Shown(text="", reward=reward, ended="success" if reward >= self._config.success_reward else "failure")
 
     def close(self) -> None:

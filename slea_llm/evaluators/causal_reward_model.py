@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from slea_llm.checks import check_choices, check_least
 from slea_llm.errors import CheckpointError, ConfigError, EvaluatorError, SleaError
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge, preflight_folder
-from slea_llm.evaluators.reward_model_words import NOT_FITTED, UNFITTED, Read, check_read, head_of, unscored, words_of
+from slea_llm.evaluators.reward_model_words import NOT_FITTED, READS, UNFITTED, Read, head_of, unscored, words_of
 from slea_llm.settings import ModelSettings
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
@@ -46,9 +47,8 @@ class CausalRewardModel:
         """Where it runs: `auto` takes a GPU when there is one."""
 
         def __post_init__(self) -> None:
-            check_read(self.read)
-            if self.batch_tokens < 1:
-                raise ConfigError(f"batch_tokens {self.batch_tokens} must be 1 or more")
+            check_choices(self, read=READS)
+            check_least(self, batch_tokens=1)
 
     def __init__(self, config: Config) -> None:
         """Load folder and base. Raises EvaluatorError when the folder holds no whole model or the base is another one,

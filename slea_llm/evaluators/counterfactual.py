@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from slea_llm.checks import check_least
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.evaluators.attribution import monte_carlo_label, paired_difference, policy_mean_advantages
 from slea_llm.evaluators.fitted import (
@@ -62,8 +63,7 @@ class Counterfactual:
         """Names the draws of steps and of continuations."""
 
         def __post_init__(self) -> None:
-            if self.pairs < 2:
-                raise ConfigError(f"pairs {self.pairs} must be 2 or more; one pair has no standard error")
+            check_least(self, pairs=2, why="one pair has no standard error")
             if not 0.0 < self.budget <= 1.0:
                 raise ConfigError(f"budget {self.budget} is not in (0, 1]")
 

@@ -39,7 +39,7 @@ class Words:
     def content(self, text: str) -> frozenset[str]:
         """Words that carry content, cut to their first six letters; pairs of neighbouring characters in Chinese."""
         found: set[str] = set()
-        for word in _WORD.findall(text.lower()):
+        for word in set(_WORD.findall(text.lower())):
             if ord(word[0]) >= 0x3040:
                 kept = "".join(character for character in word if character not in self.empty)
                 found.update(kept[at : at + 2] for at in range(max(len(kept) - 1, 1)) if kept)
@@ -59,6 +59,17 @@ class Told:
     @cached_property
     def content(self) -> frozenset[str]:
         return self.words.content(self.text)
+
+    @cached_property
+    def sentences(self) -> tuple[str, ...]:
+        return tuple(part for part in _SENTENCE.split(self.text) if part.strip())
+
+    @cached_property
+    def settled(self) -> frozenset[str]:
+        """The content words of its sentences that say that something is settled."""
+        return frozenset().union(
+            *(self.words.content(sentence) for sentence in self.sentences if self.words.settled.search(sentence))
+        )
 
     @cached_property
     def slots(self) -> frozenset[str]:
@@ -98,7 +109,12 @@ class Past:
 
     @cached_property
     def sentences_now(self) -> tuple[str, ...]:
-        return tuple(part for one in self.now for part in _SENTENCE.split(one.text) if part.strip())
+        return tuple(sentence for one in self.now for sentence in one.sentences)
+
+    @cached_property
+    def settled_now(self) -> frozenset[str]:
+        """The content words of what has been settled since the last reply."""
+        return frozenset().union(*(one.settled for one in self.now))
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,10 @@ class Scene:
     marks: MARKS = field(default_factory=dict)
 
     @cached_property
+    def content(self) -> frozenset[str]:
+        return self.words.content(self.text)
+
+    @cached_property
     def features(self) -> Mapping[str, bool]:
         """The four features.
 
@@ -121,14 +141,31 @@ class Scene:
           what the agent has asked for before; a call repeats only the same call.
         - coherent: it names something concrete, or shares a content word with what user and tools said so far.
         """
-        named = self.named(self.text)
-        own = self.words.content(self.text)
+        named, own = self.named(self.text), self.content
         return {
             "specific": bool(named),
             "ignores_feedback": self._ignores(named, own),
-            "repeats": self._repeats(named, own),
+            "repeats": self.repeats,
             "coherent": bool(named) or not own or bool(own & self.past.content),
         }
+
+    @cached_property
+    def repeats(self) -> bool:
+        """The feature of that name alone, for those who need no other."""
+        own = self.content
+        if not own:
+            return False
+        if self.text.startswith("{"):  # a call: like names and values are another call, only the same one is a repeat
+            return any(earlier == self.text for earlier, _ in self.past.said)
+        for _, other in self.past.said:
+            shared = len(own & other)
+            if shared >= REPEAT_OVERLAP * (len(own) + len(other) - shared):
+                return True
+        named = self.named(self.text)
+        if not named or not self.asks:
+            return False
+        asked = (self.named(earlier) for earlier, _ in self.past.said if self.words.question.search(earlier))
+        return named <= frozenset().union(*asked)
 
     @property
     def asks(self) -> bool:
@@ -141,33 +178,17 @@ class Scene:
     def _ignores(self, named: frozenset[str], own: frozenset[str]) -> bool:
         if not self.past.answered or not own:
             return False
-        sentences = self.past.sentences_now
         if named:
-            clauses = [clause for sentence in sentences for clause in _CLAUSE.split(sentence)]
+            clauses = [clause for sentence in self.past.sentences_now for clause in _CLAUSE.split(sentence)]
             told = frozenset().union(*(self.named(clause) for clause in clauses if _VALUE.search(clause)))
             return self.asks and named <= told
-        settled = frozenset().union(
-            *(self.words.content(sentence) for sentence in sentences if self.words.settled.search(sentence))
-        )
-        return bool(own & settled) or not own & self.past.content_now
-
-    def _repeats(self, named: frozenset[str], own: frozenset[str]) -> bool:
-        if not own:
-            return False
-        if self.text.startswith("{"):  # a call: like names and values are another call, only the same one is a repeat
-            return any(earlier == self.text for earlier, _ in self.past.said)
-        asked: frozenset[str] = frozenset()
-        for earlier, other in self.past.said:
-            if len(own & other) >= REPEAT_OVERLAP * len(own | other):
-                return True
-            if self.words.question.search(earlier):
-                asked |= self.named(earlier)
-        return bool(named) and self.asks and named <= asked
+        return bool(own & self.past.settled_now) or not own & self.past.content_now
 
 
 def normalised(text: str, longest: int | None = None) -> str:
     """The text without tags, NFKC-normalised, its white space single blanks; above `longest` its two ends alone."""
-    whole = " ".join(unicodedata.normalize("NFKC", _TAG.sub(" ", text)).split())
+    plain = _TAG.sub(" ", text)
+    whole = " ".join((plain if plain.isascii() else unicodedata.normalize("NFKC", plain)).split())
     if longest is None or len(whole) <= longest:
         return whole
     return f"{whole[: longest // 2]} \u2026 {whole[-(longest // 2) :]}"

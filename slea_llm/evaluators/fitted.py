@@ -51,18 +51,22 @@ class Example:
 def examples(data: Sequence[ScoredTrajectory]) -> list[Example]:
     """The dialogues that ended and have steps. Raises EvaluatorError when they did not end in both ways."""
     found = []
-    for scored in data:
+    for scored in finished(data):
         trajectory = scored.trajectory
-        if trajectory.termination not in ("error", "unknown") and scored.steps:
-            group = str(trajectory.task.get("id", trajectory.id))
-            made = tuple(moments(trajectory, scored.steps))
-            found.append(Example(group=group, moments=made, success=trajectory.success))
+        group = str(trajectory.task.get("id", trajectory.id))
+        made = tuple(moments(trajectory, scored.steps))
+        found.append(Example(group=group, moments=made, success=trajectory.success))
     successes = sum(example.success for example in found)
     if not 0 < successes < len(found):
         raise EvaluatorError(
             f"{len(found)} finished dialogues with {successes} successes; a fit needs both successes and failures"
         )
     return found
+
+
+def finished(data: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
+    """The dialogues of which `examples` are made, in the same order."""
+    return [one for one in data if one.trajectory.termination not in ("error", "unknown") and one.steps]
 
 
 def outcomes(data: Sequence[Example]) -> Floats:

@@ -7,18 +7,28 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from slea_llm import assets
+from slea_llm.checks import check_choices
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts
-from slea_llm.evaluators.knowledge_file import NAMED_SLOTS, Likeness, NoStateError, read_knowledge, read_words
+from slea_llm.evaluators.knowledge_file import (
+    NAMED_SLOTS,
+    Likeness,
+    NoStateError,
+    file_for,
+    read_knowledge,
+    read_words,
+)
 from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, State, Step, Trajectory, leaf_steps
 
+SHOWN = 5
+"""Environments that are named in a note."""
 LONGEST_STEP = 2_000
 """Characters of a step that are read: of a longer one its beginning and its end, half each. Patterns such as
 `[^.!?]*\\?` take time that grows with the square of a text without an end."""
@@ -61,8 +71,7 @@ class KnowledgeBase:
         def __post_init__(self) -> None:
             if not (math.isfinite(self.default) and abs(self.default) <= 1):
                 raise ConfigError(f"default {self.default} is not in [-1, 1]")
-            if self.unmatched not in ("neutral", "unscored"):
-                raise ConfigError(f"unmatched {self.unmatched!r} is not one of neutral, unscored")
+            check_choices(self, unmatched=("neutral", "unscored"))
 
     def __init__(self, config: Config, *, encoder: TextEncoder | None = None) -> None:
         """Read the file; `encoder` is used in place of the one that the settings name.
@@ -70,15 +79,7 @@ class KnowledgeBase:
         Raises ConfigError that names the pattern and the fault, and what loading an encoder raises.
         """
         self.config = config
-        path = Path(config.file)
-        if not path.is_file():
-            if path.parts[:1] != ("knowledge",):
-                raise ConfigError(
-                    f"knowledge file {config.file} is not there; give the path of your own, or a file of the package "
-                    "such as knowledge/order.yaml"
-                )
-            path = assets.find("data", config.file)
-        content = path.read_bytes()
+        content = _content(config.file)
         self._knowledge = read_knowledge(config.file, content)
         self._words = read_words()
         self._examples: Any = None
@@ -93,6 +94,23 @@ class KnowledgeBase:
     def version(self) -> str:
         """Changes when the file or the settings do."""
         return self._version
+
+    @classmethod
+    def misplaced(cls, config: Config, environments: Collection[str]) -> str | None:
+        """Why its words say little of dialogues of these environments, with the mend; None when the file is for one of
+        them, or does not say what it is for."""
+        known = read_knowledge(config.file, _content(config.file)).environments
+        if not known or not environments or set(known) & set(environments):
+            return None
+        fitting = next((name for one in sorted(environments) if (name := file_for(one))), None)
+        about = f"{config.file} is knowledge of {', '.join(known)}, and these are dialogues of "
+        about += ", ".join(sorted(environments)[:SHOWN])
+        if fitting:
+            return f"{about}: most of its scores mean nothing there; set {cls.name}'s file to {fitting}"
+        return (
+            f"{about}: where they are about something else, its scores mean nothing; set {cls.name}'s file to "
+            "knowledge of your own (docs/evaluators.md says how to write it), or leave it out"
+        )
 
     def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
         """A word on every leaf step, each score in [-1, 1]; `parts` names the pattern that decided."""
@@ -137,6 +155,19 @@ class KnowledgeBase:
             self._examples = self._encoder.encode([normalised(text) for _, text in examples])
         cosines = self._encoder.encode(list(texts)) @ self._examples.T
         return [_nearest(row, [name for name, _ in examples]) for row in cosines]
+
+
+def _content(file: str) -> bytes:
+    """The bytes of a knowledge file. Raises ConfigError when it is neither a path nor a file of the package."""
+    path = Path(file)
+    if not path.is_file():
+        if path.parts[:1] != ("knowledge",):
+            raise ConfigError(
+                f"knowledge file {file} is not there; give the path of your own, or a file of the package such as "
+                "knowledge/order.yaml"
+            )
+        path = assets.find("data", file)
+    return path.read_bytes()
 
 
 def _nearest(cosines: Sequence[float], names: Sequence[str]) -> Likeness:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.evaluators.dialogue_features import FEATURES, MARKS, Scene, Words
 from slea_llm.types import STEP_KINDS, State, Step
@@ -138,11 +138,15 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """A whole file. `slots`: how a step names a slot; `heard`: how user and tools do."""
+    """A whole file. `slots`: how a step names a slot; `heard`: how user and tools do.
+
+    `environments` are those that it was written for; none: it does not say.
+    """
 
     slots: MARKS
     heard: MARKS
     patterns: tuple[Pattern, ...]
+    environments: tuple[str, ...] = ()
 
     @property
     def examples(self) -> tuple[tuple[str, str], ...]:
@@ -153,23 +157,36 @@ class Knowledge:
 def read_knowledge(source: str, content: bytes) -> Knowledge:
     """A knowledge file from its bytes. Raises ConfigError that names the pattern and the fault."""
     try:
-        document = yaml.safe_load(content)
+        document = strict_yaml.load(content)
     except yaml.YAMLError as error:
         raise ConfigError(f"knowledge file {source} is not YAML: {error}") from error
-    _check_keys(source, document, required=("slots", "patterns"), optional=("description", "heard"))
+    _check_keys(source, document, required=("slots", "patterns"), optional=("description", "environments", "heard"))
+    environments = document.get("environments", [])
+    if not isinstance(environments, list) or not all(isinstance(name, str) for name in environments):
+        raise ConfigError(f"{source}: environments is a list of names, not {environments!r}")
     slots = _marks(source, "slot", document["slots"])
     heard = {**slots, **_marks(source, "heard", document.get("heard", {}))}
     patterns = tuple(_pattern(source, entry, heard) for entry in document["patterns"])
     names = [pattern.name for pattern in patterns]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{source}: patterns named more than once: {', '.join(repeated)}")
-    return Knowledge(slots=slots, heard=heard, patterns=patterns)
+    return Knowledge(slots=slots, heard=heard, patterns=patterns, environments=tuple(environments))
+
+
+def file_for(environment: str) -> str | None:
+    """The file of the package that was written for an environment; None when there is none."""
+    for name in assets.names("data"):
+        if name.startswith("knowledge/"):
+            document = strict_yaml.load(assets.find("data", name).read_bytes())
+            if environment in document.get("environments", ()):
+                return name
+    return None
 
 
 def read_words() -> Words:
     """The empty, settling and questioning words of data/knowledge/words.yaml."""
     source = "knowledge/words.yaml"
-    document = yaml.safe_load(assets.find("data", source).read_bytes())
+    document = strict_yaml.load(assets.find("data", source).read_bytes())
     _check_keys(source, document, required=("empty", "settled", "question"))
     return Words(
         empty=frozenset(word for words in document["empty"].values() for word in words),

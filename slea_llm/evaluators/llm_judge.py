@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from slea_llm import prompts
+from slea_llm.checks import check_choices, check_least
 from slea_llm.endpoints import Endpoint, chat_model_of, whole_characters
-from slea_llm.errors import ConfigError, nearest
 from slea_llm.questions import Answer, ChatModel, Question, Usage
 from slea_llm.types import Message, ScoredStep, Step, Trajectory, Turn, leaf_steps
 
@@ -71,13 +71,8 @@ class LlmJudge:
         """Most characters of the dialogue before the reply; older messages are left out, and the judge is told."""
 
         def __post_init__(self) -> None:
-            if self.hindsight not in HINDSIGHT:
-                raise ConfigError(
-                    f"hindsight {self.hindsight!r} is not one of {', '.join(HINDSIGHT)}"
-                    f"{nearest(self.hindsight, HINDSIGHT)}"
-                )
-            if self.history_chars < 1:
-                raise ConfigError(f"history_chars {self.history_chars} is below 1")
+            check_choices(self, hindsight=HINDSIGHT)
+            check_least(self, history_chars=1)
 
     def __init__(self, config: Config, *, chat_model: ChatModel | None = None) -> None:
         """`chat_model` answers instead of an HTTP endpoint; one whose url is `engine` needs it.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from slea_llm.checks import check_choices, check_least
 from slea_llm.errors import ConfigError, EvaluatorError
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Head, judge, preflight_folder
-from slea_llm.evaluators.reward_model_words import NOT_FITTED, UNFITTED, Read, check_read, head_of, unscored, words_of
+from slea_llm.evaluators.reward_model_words import NOT_FITTED, READS, UNFITTED, Read, head_of, unscored, words_of
 from slea_llm.types import ScoredStep, Step, Trajectory, Verdict, leaf_steps
 
 if TYPE_CHECKING:
@@ -49,13 +50,8 @@ class RewardModel:
         """Sentence encoder of a refit; a fitted model brings its own."""
 
         def __post_init__(self) -> None:
-            check_read(self.read)
-            if self.refresh_every < 0:
-                raise ConfigError(f"refresh_every {self.refresh_every} must be 0 (never) or more")
-            if self.window < 64:
-                raise ConfigError(f"window {self.window} must be 64 or more")
-            if self.cache < 0:
-                raise ConfigError(f"cache {self.cache} must be 0 or more")
+            check_choices(self, read=READS)
+            check_least(self, refresh_every=0, window=64, cache=0)
 
     def __init__(self, config: Config) -> None:
         """Load the folder. Raises EvaluatorError when it holds no whole model, ConfigError for an unfitted `read`."""

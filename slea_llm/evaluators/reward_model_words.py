@@ -6,23 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
-from slea_llm.errors import ConfigError, EvaluatorError, nearest
+from slea_llm.errors import ConfigError, EvaluatorError
 from slea_llm.evaluators.reward_model_card import Card, Head
 from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, Step
 
 Read = Literal["auto", "progress", "label"]
+READS: tuple[str, ...] = get_args(Read)
 UNFITTED = "unfitted"
 NOT_FITTED = "no fitted model: `slea fit-evaluator` makes one, `model:` names its folder"
 
 Chances: TypeAlias = Sequence[tuple[float, float]]
 """(good step, success) of every position; position 0 stands before the first step."""
-
-
-def check_read(read: str) -> None:
-    """Raises ConfigError for a way of reading that there is none of."""
-    if read not in get_args(Read):
-        raise ConfigError(f"read {read!r} is not one of {', '.join(get_args(Read))}{nearest(read, get_args(Read))}")
 
 
 def head_of(card: Card, read: Read, *, source: object) -> Head:

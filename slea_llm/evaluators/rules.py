@@ -77,11 +77,11 @@ class Rules:
         answered = answers(trajectory, steps)
         calls: dict[str, str | None] = {}
         spoken: dict[int, set[str]] = {}
-        for leaf, text in zip(leaves, texts, strict=True):
-            spoken.setdefault(leaf.turn, set()).update(self._words.content(text))
+        scenes = [Scene(text, past(leaf.turn), self._words) for leaf, text in zip(leaves, texts, strict=True)]
+        for leaf, scene in zip(leaves, scenes, strict=True):
+            spoken.setdefault(leaf.turn, set()).update(scene.content)
         said = []
-        for leaf, text in zip(leaves, texts, strict=True):
-            scene = Scene(text, past(leaf.turn), self._words)
+        for leaf, text, scene in zip(leaves, texts, scenes, strict=True):
             taken_up = bool(spoken[leaf.turn] & scene.past.content_now)
             rule, score, why = self._judge(leaf, text, scene, answered, calls, taken_up=taken_up)
             said.append(word_on(leaf, self.name, self._version, score=score, rationale=why, parts={rule: score}))
@@ -105,7 +105,7 @@ class Rules:
             return "empty", self.config.empty, "says nothing"
         if step.kind == "tool_call":
             return self._call(step, text, answered.get((step.turn, step.index)), calls)
-        if scene.features["repeats"]:
+        if scene.repeats:
             return "repeats", self.config.repeats, "says again what it has said before"
         if step.kind == "reply" and scene.past.answered and scene.past.content_now and not taken_up:
             return "ignores", self.config.ignores, "the reply takes up no word of what it was just told"

@@ -19,11 +19,16 @@ _BEGINS = re.compile(
     re.IGNORECASE,
 )
 _HOLDS = re.compile(
-    r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception): |: command not found|No such file or directory|"
+    r"Traceback \(most recent call last\)|(?:Error|Exception): |: command not found|No such file or directory|"
     r"\b(?:exit|return)[ _]?(?:code|status)\W{1,3}(?!0\b)-?\d+|\bpermission denied\b|\bsegmentation fault\b|"
     r"\bHTTP(?:/\d\.\d)? [45]\d\d\b",
     re.IGNORECASE,
 )
+_HOLDS_ONE_OF = (
+    *("traceback (", "error: ", "exception: ", ": command not", "no such file", "code", "status"),
+    *("permission denied", "segmentation fault", "http"),
+)
+"""Words of which a text holds one, in small letters, wherever the pattern above is found: most answers hold none."""
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "null", "ok", "success")
 
 
@@ -53,7 +58,9 @@ def error_in(answer: str) -> str | None:
         if value is not None:
             return _error_of(value)
     ends = text if len(text) <= 2 * LOOKED_AT else f"{text[:LOOKED_AT]}\n{text[-LOOKED_AT:]}"
-    match = _BEGINS.match(ends) or _HOLDS.search(ends)
+    match = _BEGINS.match(ends)
+    if match is None and any(map(ends.casefold().__contains__, _HOLDS_ONE_OF)):
+        match = _HOLDS.search(ends)
     if match is None:
         return None
     start = ends.rfind("\n", 0, match.end()) + 1

@@ -17,6 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch.nn import functional as F
 
 from slea_llm import folders
+from slea_llm.checks import check_least
 from slea_llm.errors import ConfigError, SleaError
 from slea_llm.evaluators.reward_model_card import CARD, CAUSAL, WEIGHTS, Card, judge
 from slea_llm.fitting.evaluator import HEAD_PLACE, measured, predict_apart
@@ -73,10 +74,8 @@ class CausalSettings:
     """Padded tokens of one forward pass where nothing is learnt."""
 
     def __post_init__(self) -> None:
-        if self.folds < 2:
-            raise ConfigError(f"folds {self.folds} must be 2 or more: one part is held out")
-        if self.epochs < 0:
-            raise ConfigError(f"epochs {self.epochs} must be 0 (heads alone) or more")
+        check_least(self, folds=2, why="one part is held out")
+        check_least(self, epochs=0, why="0 fits the heads alone")
         for name in ("batch", "learning_rate", "ridge", "batch_tokens"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} {getattr(self, name)} must be above 0")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save as to_safetensors
 
 from slea_llm import folders
+from slea_llm.checks import check_least
 from slea_llm.errors import ConfigError
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Reliability, judge
 from slea_llm.evaluators.reward_model_features import Encoding
@@ -40,11 +41,8 @@ class FitSettings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
-        if self.folds < 2:
-            raise ConfigError(f"folds {self.folds} must be 2 or more: one part is held out")
-        for name in ("width", "layers", "members"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} must be 1 or more")
+        check_least(self, folds=2, why="one part is held out")
+        check_least(self, width=1, layers=1, members=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

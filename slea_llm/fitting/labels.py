@@ -14,6 +14,7 @@ import numpy as np
 from slea_llm.annotations import check_keys
 from slea_llm.encoders import SentenceEncoder
 from slea_llm.errors import ConfigError, nearest
+from slea_llm.evaluators.attribution import monte_carlo_label
 from slea_llm.evaluators.reward_model_features import Encoding, Prefixes, prefixes
 from slea_llm.fitting.training import Example
 from slea_llm.interfaces import StepEvaluator
@@ -62,24 +63,6 @@ class StepLabel:
             raise ConfigError(f"{place}: weight {self.weight} must be above 0")
 
 
-def soft_label(successes: int, n: int) -> float:
-    """Share of n continuations that succeed (Math-Shepherd, Wang et al. 2024, equation 4). Raises ValueError."""
-    if not 0 <= successes <= n or n < 1:
-        raise ValueError(f"{successes} successes of {n} continuations is no share")
-    return successes / n
-
-
-def hard_label(successes: int, n: int) -> float:
-    """1 when any of n continuations succeeds (Math-Shepherd, equation 3)."""
-    return float(soft_label(successes, n) > 0.0)
-
-
-def soft_label_error(successes: int, n: int) -> float:
-    """Standard error of `soft_label`: sqrt(p (1 - p) / n)."""
-    share = soft_label(successes, n)
-    return math.sqrt(share * (1.0 - share) / n)
-
-
 def read_labels(path: Path) -> list[StepLabel]:
     """Labels of a file of annotations (`slea_llm.annotations`): `label` in [0, 1], `successes` and `n`, or `override`.
 
@@ -109,11 +92,11 @@ def _label(row: Mapping[str, Any]) -> StepLabel:
     if counted == ("label" in row):
         raise ValueError("give label, or successes and n")
     source = row.get("source", "mc_soft" if counted else "hand")
-    target = (
-        float(row["label"])
-        if not counted
-        else (hard_label if source == "mc_hard" else soft_label)(row["successes"], row["n"])
-    )
+    if counted:
+        counts = monte_carlo_label(row["successes"], row["n"])
+        target = float(counts.hard if source == "mc_hard" else counts.soft)
+    else:
+        target = float(row["label"])
     weight = float(row.get("weight", DEFAULT_WEIGHT.get(source, 1.0)))
     return StepLabel(
         trajectory=str(row["trajectory"]),

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from slea_llm.generation.forward import Forward
 from slea_llm.generation.noise import uniforms
 from slea_llm.types import GenerationRequest
 
 LayerStates = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-"""Keys and values of one dialogue by layer, each of shape (positions, heads, size)."""
+"""Keys and values of one dialogue by layer, each of shape (heads, positions, size)."""
 
 # A prefill group holds rows whose new tokens differ by no more than this factor (plus a constant): padding costs time.
 GROUP_FACTOR = 2
@@ -38,7 +39,7 @@ class Reply:
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
-    """One layer's keys and values, shape (rows, columns, heads, size). `rows` and `columns` say where to write next."""
+    """One layer's keys and values, shape (rows, heads, columns, size). `rows` and `columns` say where to write next."""
 
     def __init__(self, shared: RowCache) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untype
         rows, columns = self.shared.shape
         for name, states in (("keys", key_states), ("values", value_states)):
             _, heads, _, size = states.shape
-            setattr(self, name, states.new_zeros(rows, columns, heads, size))
+            setattr(self, name, states.new_zeros(rows, heads, columns, size))
         self.is_initialized = True
 
     def update(
@@ -63,12 +64,11 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untype
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         shared = self.shared
-        self.keys[shared.rows[:, None], shared.columns] = key_states.transpose(1, 2)
-        self.values[shared.rows[:, None], shared.columns] = value_states.transpose(1, 2)
+        self.keys[shared.rows[:, None], :, shared.columns] = key_states.transpose(1, 2)
+        self.values[shared.rows[:, None], :, shared.columns] = value_states.transpose(1, 2)
         if shared.whole:  # a view; a choice of rows is a copy
-            return self.keys[:, : shared.width].transpose(1, 2), self.values[:, : shared.width].transpose(1, 2)
-        keys = self.keys[shared.rows, : shared.width].transpose(1, 2)
-        return keys, self.values[shared.rows, : shared.width].transpose(1, 2)
+            return self.keys[:, :, : shared.width], self.values[:, :, : shared.width]
+        return self.keys[shared.rows, :, : shared.width], self.values[shared.rows, :, : shared.width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
         return self.shared.width, 0
@@ -96,29 +96,30 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.rows, self.columns, self.width = rows, columns, width
         self.whole = len(rows) == self.shape[0]
 
-    def rearrange(self, keep: torch.Tensor, added: int, columns: int) -> None:
-        """Keep these rows in this order, add empty ones, and make room for so many columns."""
+    def rearrange(self, keep: torch.Tensor, added: int, columns: int, *, used: int) -> None:
+        """Keep the first `used` columns of these rows in this order, add empty rows, make room for so many columns."""
         rows = len(keep) + added
         for layer in self.layers:
             if not layer.is_initialized:
                 continue
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                new = old.new_zeros(rows, columns, *old.shape[2:])
-                shared = min(columns, old.shape[1])
-                new[: len(keep), :shared] = old[keep, :shared]
+                new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
+                new[: len(keep), :, :used] = old[keep, :, :used]
                 setattr(layer, name, new)
         self.shape = (rows, columns)
 
     def take(self, row: int, length: int) -> LayerStates:
         """Copies of the first positions of a row."""
-        return tuple((layer.keys[row, :length].clone(), layer.values[row, :length].clone()) for layer in self.layers)
+        return tuple(
+            (layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()) for layer in self.layers
+        )
 
     def put(self, row: int, states: LayerStates, length: int) -> None:
         """Write the first positions of a row."""
         for layer, (keys, values) in zip(self.layers, states, strict=True):
-            layer.keys[row, :length] = keys[:length]
-            layer.values[row, :length] = values[:length]
+            layer.keys[row, :, :length] = keys[:, :length]
+            layer.values[row, :, :length] = values[:, :length]
 
 
 class DialogueStates:
@@ -165,10 +166,17 @@ class DecodingBatch:
     """The rows that are being decoded. Not thread-safe; one caller at a time."""
 
     def __init__(
-        self, model: Any, *, temperature: float, stop_ids: frozenset[int], vocab_size: int, layers: int
+        self,
+        forward: Forward,
+        device: torch.device,
+        *,
+        temperature: float,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        layers: int,
     ) -> None:
-        self._model = model
-        self._device = model.device
+        self._forward = forward
+        self._device = device
         self._cache = RowCache(layers)
         self._temperature = temperature
         self._stops = torch.zeros(vocab_size, dtype=torch.bool, device=self._device)
@@ -203,7 +211,7 @@ class DecodingBatch:
         width = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         longest = max(len(r.prompt_ids) - 1 - length for r, (length, _) in zip(requests, matches, strict=True))
         columns = max(self._cache.shape[1] if old else 0, width + longest)  # right-padded prefill overshoots
-        self._cache.rearrange(torch.arange(old, device=self._device), len(jobs), columns)
+        self._cache.rearrange(torch.arange(old, device=self._device), len(jobs), columns, used=self._used())
         for row, (length, kept) in enumerate(matches, start=old):
             if length:
                 self._cache.put(row, kept, length)
@@ -216,23 +224,16 @@ class DecodingBatch:
         """Sample one token in every row that is not done."""
         positions = self._position[:, None]
         width = int(self._position.max()) + 1
-        rows = torch.arange(len(self._jobs), device=self._device)
-        self._cache.point(rows, positions, width=width)
-        seen = torch.arange(width, device=self._device) <= positions
-        logits = self._model(
-            input_ids=self._last[:, None],
-            position_ids=positions,
-            attention_mask=seen[:, None, None, :],
-            past_key_values=self._cache,
-            use_cache=True,
-        ).logits[:, -1]
-        noise = self._noise.gather(1, self._count[:, None])
-        tokens, logprobs = sample(logits, noise, self._greedy, self._temperature)
-        alive = self._alive
-        self._tokens[rows, self._count] = torch.where(alive, tokens, self._tokens[rows, self._count])
-        self._logprobs[rows, self._count] = torch.where(alive, logprobs, self._logprobs[rows, self._count])
+        every = torch.arange(max(width, len(self._jobs)), device=self._device)
+        self._cache.point(every[: len(self._jobs)], positions, width=width)
+        seen = every[:width] <= positions
+        logits = self._forward.logits(self._last[:, None], positions, seen[:, None], self._cache)
+        place, alive = self._count[:, None], self._alive
+        tokens, logprobs = sample(logits, self._noise.gather(1, place), self._greedy, self._temperature)
+        self._last = torch.where(alive, tokens, self._last)  # of a finished row what stands at its place already
+        self._tokens.scatter_(1, place, self._last[:, None])
+        self._logprobs.scatter_(1, place, torch.where(alive, logprobs, self._logprobs.gather(1, place)[:, 0])[:, None])
         self._stopped = self._stopped | (alive & self._stops[tokens])
-        self._last = torch.where(alive, tokens, self._last)
         count = self._count + alive
         self._alive = alive & ~self._stopped & (count < self._limit)
         # A finished row stays for a while: it keeps its count and writes its last token, each time the same, to the
@@ -251,12 +252,16 @@ class DecodingBatch:
             return replies
         self._jobs = [self._jobs[row] for row in keep]
         index = self._long(keep)
-        self._cache.rearrange(index, 0, self._cache.shape[1])
+        self._cache.rearrange(index, 0, self._cache.shape[1], used=self._used())
         for name in ("_last", "_position", "_count", "_limit", "_alive", "_stopped", "_greedy"):
             setattr(self, name, getattr(self, name)[index])
         for name in ("_noise", "_tokens", "_logprobs"):
             setattr(self, name, getattr(self, name)[index])
         return replies
+
+    def _used(self) -> int:
+        """Columns that any row has written and may yet see."""
+        return int(self._position.max()) + 1 if len(self._position) else 0
 
     def _reply(self, row: int) -> Reply:
         number, request = self._jobs[row]
@@ -301,13 +306,7 @@ class DecodingBatch:
             width = int(start.max()) + longest
             self._cache.point(self._long([first_row + index for index in group]), columns, width=width)
             seen = torch.arange(width, device=self._device) <= columns[..., None]
-            self._model.base_model(
-                input_ids=ids.to(self._device),
-                position_ids=columns,
-                attention_mask=seen[:, None],
-                past_key_values=self._cache,
-                use_cache=True,
-            )
+            self._forward.states(ids.to(self._device), columns, seen, self._cache)
 
     def _long(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)

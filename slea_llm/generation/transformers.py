@@ -108,6 +108,7 @@ class ModelCore:
         max_context: int,
     ) -> None:
         from slea_llm.generation.decoding import DecodingBatch, DialogueStates
+        from slea_llm.generation.forward import forward_of
 
         check_attention(model.config, max_context)
         self.version = 0
@@ -116,8 +117,10 @@ class ModelCore:
         self._max_batch = config.max_batch
         self._states = DialogueStates(config.cache_mib * 2**20)
         self._waiting: list[tuple[int, GenerationRequest]] = []
+        self._forward = forward_of(model, max_context=max_context)
         self._batch = DecodingBatch(
-            model,
+            self._forward,
+            model.device,
             temperature=temperature,
             stop_ids=stop_ids,
             vocab_size=self.vocab_size,
@@ -179,6 +182,7 @@ class ModelCore:
             for name, tensor in given.items():
                 if name in own:
                     own[name].copy_(tensor)
+        self._forward.refresh()
         self._states.clear()
 
     def fingerprint(self) -> tuple[tuple[str, int], ...]:
@@ -186,7 +190,7 @@ class ModelCore:
 
     def close(self) -> None:
         self._states.clear()
-        del self._model, self._batch
+        del self._model, self._forward, self._batch
 
 
 def check_attention(config: Any, max_context: int) -> None:

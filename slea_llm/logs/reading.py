@@ -129,7 +129,9 @@ class LogReader:
                 reason = str(error).removeprefix(f"{path}, line {line}: ")
                 yield Fault(file=str(path), line=line, record=count, reason=reason)
                 continue
-            yield LogRecord(file=path.name, number=count, line=line, value=parsed.value, flags=parsed.flags, raw=raw)
+            yield LogRecord(
+                file=sources.name_of(path), number=count, line=line, value=parsed.value, flags=parsed.flags, raw=raw
+            )
 
     def _document(self, path: Path) -> Iterator[LogRecord | Fault]:
         """The records of one JSON value after another: items of an array, rows of a document, or values as a whole."""
@@ -145,7 +147,7 @@ class LogReader:
                             yield Fault(file=str(path), line=stream.line, record=count, reason=str(item))
                         else:
                             yield LogRecord(
-                                file=path.name,
+                                file=sources.name_of(path),
                                 number=count,
                                 line=item.line,
                                 value=item.value,
@@ -215,7 +217,7 @@ class LogReader:
             raise StorageError(f"{path} is no text in UTF-8 and no JSON")
         for one in self.formats:
             if isinstance(one, TextFormat) and (self._forced or one.recognises_text(text)):
-                for record in one.records(path.name, sources.text_lines(path)):
+                for record in one.records(sources.name_of(path), sources.text_lines(path)):
                     yield from self._record(record, one)
                 return
         raise StorageError(f"{path} begins with {shown(text)}, which is the beginning of no known format")

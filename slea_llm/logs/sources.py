@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import sys
 import zipfile
@@ -75,6 +76,11 @@ def _zstandard(raw: IO[bytes]) -> IO[bytes]:
     return reader
 
 
+def name_of(path: Path) -> str:
+    """The name of a file as a text: its bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(path.name).decode("utf-8", errors="replace")
+
+
 def plain_suffix(path: Path) -> str:
     """The suffix of a file in small letters, that of its packing left out."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -138,10 +144,13 @@ def find_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The files to read (the path itself, or those in the folder by their suffix) and those passed over, sorted.
 
     Results of `slea score` in folders below are passed over: they hold the dialogues of logs that are read beside them.
-    Hidden files are passed over unmentioned. Raises StorageError when there is no such path.
+    Hidden files are passed over unmentioned. Raises StorageError when there is no such path,
+    and for a pipe.
     """
     if not path.exists():
         raise StorageError(f"{path} does not exist")
+    if path.is_fifo():
+        raise StorageError(f"{path} is a pipe, which can be read only once; write it to a file first")
     if not path.is_dir():
         return [path], []
     below = path.rglob("*")

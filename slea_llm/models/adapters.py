@@ -93,6 +93,35 @@ class Adapters:
         """Use this adapter (None: the bare base) inside the block."""
         return _Active(self, name)
 
+    def added(self, module: Any) -> torch.Tensor:
+        """The weight (out, in) of a linear module with the adapter in use added; gradients reach the adapter."""
+        weight: torch.Tensor = getattr(module, "base_layer", module).weight
+        if self._current is None or not isinstance(module, LoraLayer):
+            return weight
+        a, b = module.lora_A[self._current].weight, module.lora_B[self._current].weight
+        return torch.addmm(weight, b, a, alpha=module.scaling[self._current])
+
+    def addable(self) -> bool:
+        """Whether an update is cheaper with adapters added into the weights: in small models, whole and of one type.
+
+        Beside the products that both ways need, a token costs r (in + out) forward and twice that backward when the
+        adapter is applied to it, and in * out backward when it is added. Up to twice as much is won back by what
+        dense layers allow.
+        """
+        applied = added = 0
+        for layer in self._layers.values():
+            base = layer.base_layer
+            if type(base) is not nn.Linear or base.weight.dtype != self._dtype:
+                return False
+            added += base.in_features * base.out_features
+            applied += 3 * max(layer.r.values()) * (base.in_features + base.out_features)
+        return added <= 2 * applied
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights lie in pieces on several ranks, so that only their own modules put them together."""
+        return any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """For activation checkpointing: the recomputation uses the adapter that the forward pass used."""
         return nullcontext(), _Active(self, self._current)

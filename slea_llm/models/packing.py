@@ -27,22 +27,23 @@ class Layout:
 
     lengths: tuple[int, ...]
     places: torch.Tensor  # (n,) of each token in the flattened rows
+    positions: torch.Tensor  # (n,) of each token in its row
     index: torch.Tensor  # (B * T,) of each attended place among the tokens; meaningless on padding
 
     @classmethod
     def of(cls, attention_mask: torch.Tensor) -> Layout:
         flat = attention_mask.flatten()
         lengths = tuple(int(length) for length in attention_mask.sum(dim=1))
-        return cls(lengths, flat.nonzero().squeeze(1), flat.cumsum(0) - 1)
+        places = flat.nonzero().squeeze(1)
+        return cls(lengths, places, places % attention_mask.shape[1], flat.cumsum(0) - 1)
 
     def arguments(self, ids: torch.Tensor) -> dict[str, Any]:
         """What the decoder is called with, its tokens as one row."""
         # A mask of four dimensions is handed through by transformers as it is; `attend` does not look at it.
         unread = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=ids.device)
-        positions = torch.cat([torch.arange(length, device=ids.device) for length in self.lengths])
         return {
             "input_ids": ids.flatten()[self.places][None],
-            "position_ids": positions[None],
+            "position_ids": self.positions[None],
             "attention_mask": unread,
             "row_lengths": self.lengths,
         }
@@ -74,6 +75,13 @@ def attend(
     return torch.cat(rows, dim=1), None
 
 
+def attends_to_all(config: Any) -> bool:
+    """Whether every layer attends to the whole row: no window, no recurrent layers."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return not (kinds - {"full_attention"} or windowed)
+
+
 @torch.no_grad()
 def attend_by_rows(base: PreTrainedModel) -> bool:
     """Let `base` take rows without padding if it computes the same of them; what it computes of padded rows stays.
@@ -81,21 +89,30 @@ def attend_by_rows(base: PreTrainedModel) -> bool:
     It does not where layers look at a window, have an attention of their own, or take positions from elsewhere.
     """
     config = base.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    windowed = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-    if config._attn_implementation != "sdpa" or kinds - {"full_attention"} or windowed:
+    if config._attn_implementation != "sdpa" or not attends_to_all(config):
         return False
-    length, padding = 12, 5
-    ids = torch.arange(2 * length, device=base.device).view(2, length) % base.get_input_embeddings().num_embeddings
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[1, -padding:] = False
+    ids, mask = probe_rows(base)
     decoder = base.get_decoder()
     padded = decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[mask]
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
     base.set_attn_implementation(ATTENTION)
     packed = decoder(**Layout.of(mask).arguments(ids), use_cache=False).last_hidden_state[0]
-    exact = (packed - padded).abs().max() <= 256 * torch.finfo(padded.dtype).eps * padded.abs().max()
-    if not exact:
-        base.set_attn_implementation("sdpa")
-    return bool(exact)
+    if equal(packed, padded):
+        return True
+    base.set_attn_implementation("sdpa")
+    return False
+
+
+def probe_rows(base: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows of ids, one of them padded on the right, and their mask, to try two ways of computing on."""
+    length, padding = 12, 5
+    ids = torch.arange(2 * length, device=base.device).view(2, length) % base.get_input_embeddings().num_embeddings
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[1, -padding:] = False
+    return ids, mask
+
+
+def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two results differ by rounding alone."""
+    return bool((ours - theirs).abs().max() <= 256 * torch.finfo(theirs.dtype).eps * theirs.abs().max())

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from slea_llm.errors import ConfigError
 from slea_llm.models import adapters as lora
 from slea_llm.models.adapters import Adapters
+from slea_llm.models.llama_blocks import Shape, blocks_of, decode, small_shape
 from slea_llm.models.loading import check_vocabulary, load_base, load_tokenizer, trained_dtype
 from slea_llm.models.packing import Layout, attend_by_rows
 from slea_llm.models.token_logprobs import project_logprobs
@@ -64,6 +65,7 @@ class PolicyCritic(nn.Module):
             )
         # A GPU would wait for a kernel per row; a CPU only saves the padding.
         self._packs = not self._plain and device.type == "cpu" and attend_by_rows(base)
+        self._shape = self._small_shape()
 
     @property
     def base_name(self) -> str:
@@ -73,12 +75,11 @@ class PolicyCritic(nn.Module):
     def forward(self, batch: Batch) -> ModelOutputs:
         """Log-probabilities and entropies under the policy and imitation masks, values under the value mask."""
         rows = self._rows(batch.input_ids, batch.attention_mask)
-        states = self._states(rows, POLICY)
         chosen = batch.policy_mask | batch.imitation_mask
-        logprobs, entropy = self._chosen_logprobs(states, rows, chosen)
-        if self.settings.critic == "own_adapter":
-            states = self._states(rows, CRITIC)
-        values = self._values_before(states.hidden, rows, batch.value_mask)
+        policy, read = self._policy_and_values(rows, rows.before(chosen), rows.before(batch.value_mask))
+        logprobs, entropy = self._chosen_logprobs(policy, rows.ids, chosen)
+        empty = torch.zeros((*rows.ids.shape, len(self.streams)), dtype=self.dtype, device=rows.ids.device)
+        values = empty.masked_scatter(batch.value_mask.unsqueeze(-1), read)
         return ModelOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     @torch.no_grad()
@@ -92,7 +93,7 @@ class PolicyCritic(nn.Module):
         """The reference's log-probabilities (B, T) of the chosen tokens, 0 elsewhere."""
         name = REFERENCE if self.settings.adapter else None
         rows = self._rows(ids, attention_mask)
-        return self._chosen_logprobs(self._states(rows, name), rows, chosen)[0]
+        return self._chosen_logprobs(self._states(rows, name, rows.before(chosen)), rows.ids, chosen)[0]
 
     @torch.no_grad()
     def policy_pass(
@@ -100,11 +101,9 @@ class PolicyCritic(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities (B, T) of the chosen tokens, and the value *after* every attended token (B, T, S)."""
         rows = self._rows(ids, attention_mask)
-        states = self._states(rows, POLICY)
-        logprobs, _ = self._chosen_logprobs(states, rows, chosen)
-        if self.settings.critic == "own_adapter":
-            states = self._states(rows, CRITIC)
-        return logprobs, rows.spread(self._values(states.hidden))
+        policy, values = self._policy_and_values(rows, rows.before(chosen), None)
+        logprobs, _ = self._chosen_logprobs(policy, ids, chosen)
+        return logprobs, rows.spread(values)
 
     def policy_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Name and parameter of everything that the policy's losses train."""
@@ -152,50 +151,73 @@ class PolicyCritic(nn.Module):
     def _base(self) -> Any:
         return self.model.base_model.model
 
+    def _policy_and_values(
+        self, rows: _Rows, told: torch.Tensor, valued: torch.Tensor | None
+    ) -> tuple[_States, torch.Tensor]:
+        """The policy's states at the places `told`, and the values (n, S) of those `valued` (None: of all tokens)."""
+        if self.settings.critic == "shared_trunk":
+            both = self._states(rows, POLICY)
+            return both.at(told), self._values(both.hidden if valued is None else both.at(valued).hidden)
+        policy = self._states(rows, POLICY, told)
+        if self.settings.critic == "own_adapter":
+            return policy, self._values(self._states(rows, CRITIC, valued).hidden)
+        count = rows.tokens if valued is None else len(valued)
+        return policy, torch.zeros((count, len(self.streams)), dtype=self.dtype, device=rows.ids.device)
+
     def _rows(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> _Rows:
         return _Rows(ids, attention_mask, Layout.of(attention_mask) if self._packs else None)
 
-    def _states(self, rows: _Rows, adapter: str | None) -> _States:
+    def _states(self, rows: _Rows, adapter: str | None, at: torch.Tensor | None = None) -> _States:
+        """The decoder's last states of all tokens, or of those at these places."""
         with self._adapters.active(adapter):
-            if self._plain:
-                output = self._base(
-                    input_ids=rows.ids, attention_mask=rows.attention_mask, use_cache=False, output_hidden_states=True
-                )
-                return _States(output.hidden_states[-1].flatten(0, 1), output.logits.flatten(0, 1))
-            # Padding is on the right and attention is causal, so that no real token ever sees it: without a mask the
-            # attention kernel takes its causal shortcut.
-            given = {"input_ids": rows.ids} if rows.layout is None else rows.layout.arguments(rows.ids)
-            output = self._base.get_decoder()(**given, use_cache=False)
-            return _States(output.last_hidden_state.flatten(0, 1), None)
+            if rows.layout is not None and self._shape is not None and self._blocks_serve():
+                decoder = self._base.get_decoder()
+                blocks = blocks_of(decoder, self._adapters.added)
+                return _States(decode(decoder, self._shape, blocks, rows.ids, rows.layout, at), None)
+            states = self._states_by_modules(rows)
+        return states if at is None else states.at(at)
 
-    def _chosen_logprobs(self, states: _States, rows: _Rows, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = chosen.flatten().nonzero().squeeze(1)
+    def _states_by_modules(self, rows: _Rows) -> _States:
+        if self._plain:
+            output = self._base(
+                input_ids=rows.ids, attention_mask=rows.attention_mask, use_cache=False, output_hidden_states=True
+            )
+            return _States(output.hidden_states[-1].flatten(0, 1), output.logits.flatten(0, 1))
+        # Padding is on the right and attention is causal, so that no real token ever sees it: without a mask the
+        # attention kernel takes its causal shortcut.
+        given = {"input_ids": rows.ids} if rows.layout is None else rows.layout.arguments(rows.ids)
+        return _States(self._base.get_decoder()(**given, use_cache=False).last_hidden_state.flatten(0, 1), None)
+
+    def _blocks_serve(self) -> bool:
+        return not self._adapters.sharded and not torch.is_autocast_enabled("cpu")
+
+    def _small_shape(self) -> Shape | None:
+        """The decoder's sizes where it may be run by `llama_blocks` and gives the same states; None elsewhere."""
+        if not self._packs or self.settings.gradient_checkpointing or not self._adapters.addable():
+            return None
+        return small_shape(self._base, self._adapters.added)
+
+    def _chosen_logprobs(
+        self, states: _States, ids: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies (B, T) of the chosen tokens from the states that predict them."""
         head = self._base.get_output_embeddings()
-        source = states.hidden if states.logits is None else states.logits
         logprobs, entropy = project_logprobs(
-            source.index_select(0, rows.before(positions)),
-            rows.ids.flatten()[positions],
+            states.hidden if states.logits is None else states.logits,
+            ids[chosen],
             head=head if states.logits is None else nn.Identity(),
             vocabulary=head.out_features,
             temperature=self.temperature,
             dtype=self.dtype,
         )
-        empty = torch.zeros(rows.ids.shape, dtype=self.dtype, device=rows.ids.device)
+        empty = torch.zeros(ids.shape, dtype=self.dtype, device=ids.device)
         return empty.masked_scatter(chosen, logprobs), empty.masked_scatter(chosen, entropy)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:
         # Values are regression targets of any size: bfloat16's three digits are too few, whatever autocast says.
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(self.dtype)
-            if not self._heads:
-                return states.new_zeros((*states.shape[:-1], len(self.streams)))
             return torch.cat([head(states) for head in self._heads.values()], dim=-1)
-
-    def _values_before(self, hidden: torch.Tensor, rows: _Rows, mask: torch.Tensor) -> torch.Tensor:
-        positions = mask.flatten().nonzero().squeeze(1)
-        values = self._values(hidden.index_select(0, rows.before(positions)))
-        empty = torch.zeros((*mask.shape, len(self.streams)), dtype=self.dtype, device=mask.device)
-        return empty.masked_scatter(mask.unsqueeze(-1), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +228,15 @@ class _Rows:
     attention_mask: torch.Tensor
     layout: Layout | None
 
-    def before(self, positions: torch.Tensor) -> torch.Tensor:
-        """Where the states are that predict the tokens at these places of the flattened rows."""
-        before = positions - 1  # the state that predicts token t is that of token t - 1, in the same row
+    @property
+    def tokens(self) -> int:
+        """How many states there are."""
+        return self.ids.numel() if self.layout is None else len(self.layout.places)
+
+    def before(self, mask: torch.Tensor) -> torch.Tensor:
+        """Where the states are that predict the tokens of a mask (B, T), in their order."""
+        # The state that predicts token t is that of token t - 1, in the same row.
+        before = mask.flatten().nonzero().squeeze(1) - 1
         return before if self.layout is None else self.layout.index[before]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
@@ -225,6 +253,10 @@ class _States:
 
     hidden: torch.Tensor
     logits: torch.Tensor | None
+
+    def at(self, places: torch.Tensor) -> _States:
+        logits = None if self.logits is None else self.logits.index_select(0, places)
+        return _States(self.hidden.index_select(0, places), logits)
 
 
 def build(settings: ModelSettings, *, streams: Sequence[str], temperature: float, seed: int) -> PolicyCritic:

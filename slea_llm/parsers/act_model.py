@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ActModel:
         and for a kind that is not `known`."""
         path = Path(file) if Path(file).is_file() else assets.find("data", file)
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
+            data = strict_yaml.load(path.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         if not isinstance(data, dict):

@@ -49,11 +49,11 @@ class AutoParser:
         if acts or words.count("thought") > 1 or {"thought", "answer"} <= set(words):
             return self._react.name, self._react.pieces(turn)
         tagged = self._tagged.pieces(turn)
-        pieces = self._markers.pieces(turn)
+        pieces = self._markers.unlabelled(turn)
         marked = sum(not _is_plain(leaf) for piece in pieces for leaf in piece.leaves())
         thinks = any(piece.kind == "thought" for piece in tagged)
         if (len(pieces) > 1 or pieces[0].parts) and (marked > 1 or thinks):
-            return self._markers.name, pieces
+            return self._markers.name, self._markers.labelled(turn, pieces)
         plain = self._reply.pieces(turn)
         if len(plain) >= len(tagged) and any(piece.kind == "reply" for piece in tagged):
             return self._reply.name, plain
@@ -62,8 +62,17 @@ class AutoParser:
 
 def _is_plain(piece: Piece) -> bool:
     """Whether nothing but its place on a line of its own, or its first word, made it a step."""
-    form = (piece.label or "").partition("/")[0]
-    return form in ("paragraph", "sentence", "also", "turn", "conclude", "plan", "option", "given", piece.kind)
+    return (piece.label or piece.kind) in (
+        "paragraph",
+        "sentence",
+        "also",
+        "turn",
+        "conclude",
+        "plan",
+        "option",
+        "given",
+        piece.kind,
+    )
 
 
 def _named(parser: str, piece: Piece) -> Piece:

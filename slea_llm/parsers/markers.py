@@ -58,13 +58,21 @@ class MarkersParser:
 
     def pieces(self, turn: Turn) -> list[Piece]:
         """The same as pieces of the text."""
+        return self.labelled(turn, self.unlabelled(turn))
+
+    def unlabelled(self, turn: Turn) -> list[Piece]:
+        """The pieces before it is said what they do: their labels are the names of the markers, where there is one."""
         text = turn.text
         whole = Whole(text)
         return [
-            self._labelled(text, part)
+            part
             for piece in self._tagged.pieces(turn)
             for part in (self._refined(text, piece, whole) if self._open(piece) else [piece])
         ]
+
+    def labelled(self, turn: Turn, pieces: Sequence[Piece]) -> list[Piece]:
+        """Pieces of `unlabelled` with what they do."""
+        return [self._labelled(turn.text, piece) for piece in pieces]
 
     def _open(self, piece: Piece) -> bool:
         return piece.kind == "thought" or (piece.kind == "reply" and self.config.replies)

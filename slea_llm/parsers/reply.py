@@ -91,23 +91,28 @@ class ReplyParser:
         cuts = [piece.start, *sentence_cuts(text, start, end, whole), piece.end]
         parts: list[Piece] = []
         acts: list[str] = []
+        joined: list[bool] = []
         for (begin, stop), act in zip(pairwise(cuts), self._what([text[a:b] for a, b in pairwise(cuts)]), strict=True):
             if parts and self.config.join and act == acts[-1]:
-                parts[-1] = replace(parts[-1], end=stop)
+                parts[-1], joined[-1] = replace(parts[-1], end=stop), True
             else:
                 parts.append(replace(piece, start=begin, end=stop))
                 acts.append(act)
-        if self._model is None:
-            return [self._labelled(text, part) for part in parts]
+                joined.append(False)
         return [
-            replace(part, label=f"{part.label or part.kind}/{self._kinds.named(act, text[part.start : part.end])}")
-            for part, act in zip(parts, acts, strict=True)
+            # Together sentences may do, by the rules, what none of them does.
+            self._labelled(text, part) if several and self._model is None else self._named(text, part, act)
+            for part, act, several in zip(parts, acts, joined, strict=True)
         ]
 
     def _what(self, sentences: Sequence[str]) -> list[str]:
         """What each sentence does, by the rules and, where there is one, the model."""
-        ruled = [self._kinds.label(sentence, "reply").partition("(")[0] for sentence in sentences]
+        ruled = [self._kinds.act(sentence, "reply") for sentence in sentences]
         return ruled if self._model is None else self._model.overrule(sentences, ruled, odds=self.config.odds)
+
+    def _named(self, text: str, piece: Piece, act: str) -> Piece:
+        what = self._kinds.named(act, text[piece.start : piece.end])
+        return replace(piece, label=f"{piece.label or piece.kind}/{what}")
 
     def _labelled(self, text: str, piece: Piece) -> Piece:
         what = self._kinds.label(text[piece.start : piece.end], piece.kind)

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from slea_llm import assets
+from slea_llm import assets, strict_yaml
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.types import STEP_KINDS, StepKind
 
 LEVELS: tuple[str, ...] = ("section", "step", "item", "bullet", "paragraph")
+OTHER = "other"
+"""What a step does of which the vocabulary knows nothing."""
 _CHINESE = "零一二三四五六七八九"
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _CIRCLED: Mapping[str, int] = {"①": 20, "❶": 10, "➀": 10, "➊": 10}
@@ -99,7 +101,11 @@ class Kinds:
         for entry in self.kinds:
             if kind in entry.of and entry.regex.search(text):
                 return f"{entry.name}({things})" if entry.names and (things := self.things(text)) else entry.name
-        return "other"
+        return OTHER
+
+    def act(self, text: str, kind: StepKind) -> str:
+        """What a step does alone: `asks_information`."""
+        return next((entry.name for entry in self.kinds if kind in entry.of and entry.regex.search(text)), OTHER)
 
     def named(self, name: str, text: str) -> str:
         """A kind that was found by other means, with what the text speaks of where that kind asks for it."""
@@ -144,8 +150,7 @@ def _chinese(text: str) -> int:
 def _read(name: str, keys: Iterable[str]) -> dict[str, Any]:
     path = Path(name) if Path(name).is_file() else assets.find("data", name)
     try:
-        # The C loader is many times faster, and not in every build of PyYAML.
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):

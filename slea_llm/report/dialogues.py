@@ -12,7 +12,7 @@ from typing import Any
 
 from slea_llm.log_measures import Facts, LogMeasures, facts
 from slea_llm.report.patterns import Patterns, act_of
-from slea_llm.report.review import Review, length_trend, queue
+from slea_llm.report.review import Review, length_trend, queue, standing
 from slea_llm.report.sources import Scored, Source
 from slea_llm.types import Message, ScoredStep, ScoredTrajectory
 
@@ -65,7 +65,8 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
     first = _First(evaluator, mend)
     for place, (scored, credit) in enumerate(source.read()):
         first.add(place, scored, None if credit is None else dict(zip(credit.steps, credit.advantages, strict=True)))
-    reviews = queue(first.facts)
+    standings = [standing(one) for one in first.facts]
+    reviews = queue(standings)
     details = _details(source, _wanted(first.facts, reviews, limits.dialogues), limits, mend, list(first.evaluators))
     rows = _kept_rows(first.facts, details, reviews)
     where = {place: number for number, place in enumerate(rows)}
@@ -94,9 +95,7 @@ def collect(source: Source, evaluator: str | None, limits: Limits, mend: Mend) -
             for one in reviews
             if one.place in where
         ],
-        "trend": None
-        if (trend := length_trend(first.facts)) is None
-        else [trend.correlation, trend.n, trend.suspicious],
+        "trend": None if (trend := length_trend(standings)) is None else [trend.correlation, trend.n, trend.suspicious],
         "patterns": _mended(first.patterns.tables(), where, mend),
         "patterns_left_out": first.patterns.left_out,
         "harms": [[where.get(place, -1), *rest] for place, *rest in first.harms],
@@ -236,8 +235,7 @@ def _kept_rows(found: Sequence[Facts], details: Mapping[int, str], reviews: Sequ
 
 
 def _row(one: Facts, detail: int | None, mend: Mend) -> list[Any]:
-    known = [score for score in one.scores if score is not None]
-    mean = one.mean_score
+    known, mean = one.known_scores, one.mean_score
     return [
         mend(_clipped(one.id, 120)),
         None if one.group is None else mend(_clipped(one.group, 120)),

@@ -68,7 +68,9 @@ class Limits:
         lowest = {"wall_s": 0.1, "cpu_s": 1, "memory_mib": 32, "processes": 1, "output_bytes": 1, "disk_mib": 1}
         for name, least in lowest.items():
             if not least <= getattr(self, name) <= 2**31:
-                raise ConfigError(f"sandbox limit {name} is {getattr(self, name)}; it must be at least {least}")
+                raise ConfigError(
+                    f"sandbox limit {name} is {getattr(self, name)}; it must be at least {least}, and at most 2**31"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,12 @@ def _check(files: Mapping[str, str], limits: Limits) -> None:
         raise ConfigError(f"the sandbox runs main.py; the files are {sorted(files)}")
     if wrong := [name for name in files if not _FILE_NAME.fullmatch(name)]:
         raise ConfigError(f"file name {wrong[0]!r}: letters, digits and _, a dot and an ending, no folder")
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in files.values())
+    for name, text in files.items():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"file {name!r} holds half a character, which no file can: {error}") from error
+    size = sum(len(text.encode("utf-8")) for text in files.values())
     if size > limits.disk_mib << 19:
         raise ConfigError(f"the files have {size} bytes; they may take half of disk_mib {limits.disk_mib}")
 

@@ -19,6 +19,10 @@ from slea_llm.users import speech
 from slea_llm.users.briefing import Briefing
 
 FIELDS = frozenset({"persona", "goal", "stop"})
+RULE_WORDS, TOLD_WORDS = 7, 5
+"""Words in a row, of the rules and of the remarks between, that show that the model recites them."""
+LONGEST_RAW = 200_000
+"""Characters of a raw answer that are looked at, private reasoning included."""
 FAULTS: Mapping[str, str] = {
     "empty": "it says nothing",
     "both_sides": "it holds words of the other side; write the customer's words alone",
@@ -129,9 +133,7 @@ class LlmUser:
         persona = random.Random(f"persona/{task.seed}/{memory.seed}").choice(self.config.personas)  # noqa: S311
         goal = script.briefing.goal(task, stop=self.config.stop)
         system = script.prompt.render(persona=script.personas[persona].text, goal=goal, stop=self.config.stop)
-        return LlmSession(
-            self._model, self.config, briefing=script.briefing, system=system, persona=persona, memory=memory
-        )
+        return LlmSession(self._model, self.config, script=script, system=system, persona=persona, memory=memory)
 
     def _script(self, code: str) -> _Script:
         if code not in self._scripts:
@@ -142,7 +144,11 @@ class LlmUser:
                     f"a user's has {', '.join(sorted(FIELDS))}"
                 )
             personas = {name: prompts.load(f"users/persona/{name}.{code}") for name in self.config.personas}
-            self._scripts[code] = _Script(prompt=prompt, personas=personas, briefing=Briefing(code))
+            briefing = Briefing(code)
+            rules = prompt.render(persona="", goal="", stop=self.config.stop)
+            told = [briefing.begin, briefing.silence, briefing.again, *FAULTS.values()]
+            runs = speech.runs_of(rules, RULE_WORDS).union(*(speech.runs_of(line, TOLD_WORDS) for line in told))
+            self._scripts[code] = _Script(prompt=prompt, personas=personas, briefing=briefing, own=runs)
         return self._scripts[code]
 
 
@@ -153,6 +159,8 @@ class _Script:
     prompt: prompts.Prompt
     personas: Mapping[str, prompts.Prompt]
     briefing: Briefing
+    own: frozenset[tuple[str, ...]]
+    """Runs of words of the rules and of what the model is told between, which no customer says."""
 
 
 class LlmSession:
@@ -163,12 +171,12 @@ class LlmSession:
         model: AsyncChatModel,
         config: LlmUser.Config,
         *,
-        briefing: Briefing,
+        script: _Script,
         system: str,
         persona: str,
         memory: _Memory,
     ) -> None:
-        self._model, self._config, self._briefing = model, config, briefing
+        self._model, self._config, self._script, self._briefing = model, config, script, script.briefing
         self._system, self._persona, self._memory = system, persona, memory
 
     async def opening(self) -> UserReply:
@@ -202,7 +210,7 @@ class LlmSession:
     async def _speak(self, messages: Sequence[Message]) -> UserReply:
         memory = self._memory
         agent = [message.content for message in messages if message.role == "assistant"]
-        reading = _Reading(self._config, memory, agent)
+        reading = _Reading(self._config, memory, agent, self._script.own)
         question = Question(
             name="user",
             messages=self._chat(messages),
@@ -252,8 +260,10 @@ class LlmSession:
 class _Reading:
     """Reads the attempts at one utterance: the first without a fault counts; `best` is the last that can be heard."""
 
-    def __init__(self, config: LlmUser.Config, memory: _Memory, agent: Sequence[str]) -> None:
-        self._config, self._own, self._agent = config, tuple(memory.said), agent
+    def __init__(
+        self, config: LlmUser.Config, memory: _Memory, agent: Sequence[str], rules: frozenset[tuple[str, ...]]
+    ) -> None:
+        self._config, self._own, self._agent, self._rules = config, tuple(memory.said), agent, rules
         self.best: speech.Speech | None = None
         self.faults: Counter[str] = Counter()
 
@@ -263,13 +273,14 @@ class _Reading:
 
     def read(self, answer: Mapping[str, Any]) -> speech.Speech:
         """The words without a fault; raises ValueError that names the first one."""
-        found = speech.heard(
-            answer["text"], stop=self._config.stop, longest=self._config.longest, cut=bool(answer["cut"])
-        )
+        raw, cut = answer["text"], bool(answer["cut"]) or len(answer["text"]) > LONGEST_RAW
+        found = speech.heard(raw[:LONGEST_RAW], stop=self._config.stop, longest=self._config.longest, cut=cut)
         faults = list(found.faults)
         if found.stop and not found.text and self._first:
             faults.append("early_stop")
             found = speech.Speech(text="", taken=found.taken)
+        if "out_of_character" not in faults and speech.recites(found.text, self._rules):
+            faults.append("out_of_character")
         if speech.repeats(found.text, self._own, self._agent):
             faults.append("repeated")
         if speech.echoes(found.text, self._agent):

@@ -78,7 +78,8 @@ def stop_pattern(stop: str) -> re.Pattern[str]:
     if not signs:
         return re.compile(rf"\b{word}\b")
     some = f"[{re.escape(signs)}]"
-    return re.compile(rf"{some}+\s*{word}\s*{some}*|\b{word}\s*{some}+", re.IGNORECASE)
+    # A run of signs is looked at from its beginning alone: from each of its signs, a long one would take for ever.
+    return re.compile(rf"(?<!{some}){some}++\s*{word}\s*{some}*|\b{word}\s*{some}+", re.IGNORECASE)
 
 
 def without_stop(text: str, stop: str) -> tuple[str, bool]:
@@ -203,6 +204,21 @@ def echoes(text: str, other: Sequence[str]) -> bool:
     """Whether a user only gives the agent's last words back."""
     words = words_of(text)
     return len(words) >= 5 and bool(other) and words == words_of(other[-1])
+
+
+def runs_of(text: str, length: int) -> frozenset[tuple[str, ...]]:
+    """Every run of `length` words in a text; twice as many where each Chinese character is a word."""
+    words = words_of(text)
+    length = 2 * length if re.search("[\u4e00-\u9fff]", text) else length
+    return frozenset(tuple(words[at : at + length]) for at in range(len(words) - length + 1))
+
+
+def recites(text: str, runs: frozenset[tuple[str, ...]]) -> bool:
+    """Whether a text holds one of these runs of words."""
+    words = words_of(text)
+    return any(
+        tuple(words[at : at + length]) in runs for length in {len(run) for run in runs} for at in range(len(words))
+    )
 
 
 def defused(text: str) -> str:

@@ -162,6 +162,46 @@ def test_br_017_what_stands_between_sampled_tokens_changes_nothing(name: str) ->
             np.testing.assert_array_equal(paid, other.rewards["outcome"][part])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_br_023_nothing_leaks_over_the_border_of_a_dialogue_and_a_cut_is_told_from_an_end(name: str) -> None:
+    """What a dialogue is paid and how its steps weigh among themselves is its own, whatever stands beside it."""
+    beside = [[scored_as("failure")], [scored_as("max_turns"), scored_as("success", turns=paid_at_the_end())], []]
+    for termination in ("success", "failure", "max_turns", "budget"):
+        one = scored_as(termination, turns=paid_at_the_end())
+        found = [credited(name, [one, *others])[0] for others in beside]
+        for other in found[1:]:
+            for part, paid in found[0].rewards["outcome"].items():
+                np.testing.assert_array_equal(paid, other.rewards["outcome"][part])
+            np.testing.assert_allclose(
+                found[0].weights / found[0].weights.sum(), other.weights / other.weights.sum(), rtol=1e-12
+            )
+            np.testing.assert_array_equal(found[0].returns["outcome"], other.returns["outcome"])
+    ended, cut = (scored_as(how, turns=paid_at_the_end()) for how in ("success", "max_turns"))
+    tokens = ended.trajectory.sampled_tokens
+    after = [0.0] * tokens
+    told = [credited(name, [one], [stats_of(one, {"outcome": after}, after=0.6)])[0] for one in (ended, cut)]
+    plain = [one.returns["outcome"][-1] - sum(part[-1] for part in one.rewards["outcome"].values()) for one in told]
+    assert plain == pytest.approx([0.0, 0.99 * 0.6])  # the value after the cut and no value after the end
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_br_025_the_distance_to_the_reference_is_charged_beside_it_with_the_right_sign(name: str) -> None:
+    scored = scored_as()
+    tokens = scored.trajectory.sampled_tokens
+    paid = (name,) if name in PAYERS else ()
+    streams = {"outcome": StreamSettings(sources=("outcome", "reference_kl", *paid), gamma_turn=0.99)}
+    method = NestedGae(NestedGae.Config(), streams=streams)
+    weights = WeightSettings(sources=(name,) if name in WEIGHERS else ())
+    crediting = Crediting(streams, [build("augmenter", name)], method, evaluators=(), weights=weights, kl_coef=0.1)
+    for ratio in (0.5, -0.2, 0.0):
+        stats = stats_of(scored, {"outcome": [0.0] * tokens}, log_ratio=[ratio] * tokens)
+        (got,) = crediting.credit([scored], [stats], progress=1.0, reducer=LocalReducer())
+        np.testing.assert_allclose(got.rewards["outcome"]["reference_kl"], -0.1 * ratio, atol=1e-15)
+        if name in PAYERS:
+            (alone,) = credited(name, [scored])
+            np.testing.assert_array_equal(got.rewards["outcome"][name], alone.rewards["outcome"][name])
+
+
 def _with_longer_prompts(scored: ScoredTrajectory, *, extra: int, token: int) -> ScoredTrajectory:
     """The same dialogue with `extra` more prompt tokens before every turn."""
     trajectory = scored.trajectory

@@ -30,6 +30,7 @@ TORCH_FREE = frozenset(
         ("parser", "llm"),
         ("evaluator", "knowledge_base"),
         ("evaluator", "rules"),
+        ("evaluator", "tool_use"),
         ("evaluator", "llm_judge"),
         ("augmenter", "slot_progress"),
         ("user", "scripted"),

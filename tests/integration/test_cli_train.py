@@ -39,12 +39,12 @@ SETTINGS = (
 )
 
 
-def slea(folder: Path, *arguments: str) -> str:
-    """What the command printed; fails with what it said when it fails."""
+def slea(folder: Path, *arguments: str, fails: bool = False) -> str:
+    """What the command printed; fails with what it said when it fails. With `fails`, what it said when it failed."""
     command, *options = arguments
     recipe = str(find("recipes", "order_taking_tiny.yaml"))
     done = subprocess.run(
-        [sys.executable, "-m", "slea_llm", command, recipe, *options, *SETTINGS],
+        [sys.executable, "-m", "slea_llm", command, recipe, *SETTINGS, *options],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         capture_output=True,
@@ -52,8 +52,8 @@ def slea(folder: Path, *arguments: str) -> str:
         timeout=180,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert (done.returncode != 0) == fails, done.stderr[-3000:]
+    return done.stderr if fails else done.stdout
 
 
 def test_a_run_that_was_cut_goes_on_where_its_checkpoint_stands(tmp_path: Path) -> None:
@@ -69,7 +69,11 @@ def test_a_run_that_was_cut_goes_on_where_its_checkpoint_stands(tmp_path: Path) 
     ):
         assert f"\n{beginning}" in f"\n{first}"
     assert "\niteration 3 of 4, 12 dialogues: " in first
-    second = slea(tmp_path, "train", "--resume")
+    assert "model.lora_alpha: 32 before, 64 now" in slea(
+        tmp_path, "train", "--resume", "model.lora_alpha=64", fails=True
+    )
+    second = slea(tmp_path, "train", "--resume", "streams.outcome.weight=0.5")
+    assert "\nnote: resumed under other settings: streams.outcome.weight: 0.25 before, 0.5 now\n" in f"\n{second}"
     assert "\nresumed from step-2: iteration 2, policy version 2\n" in f"\n{second}"
     assert "\nafter: success" in second
 

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slea_llm import endpoints
-from slea_llm.endpoints import Endpoint, HttpChatModel, chat_model_of, json_object, seconds_to_wait
+from slea_llm.endpoints import Endpoint, HttpChatModel, chat_model_of, json_object
 from slea_llm.errors import ConfigError, UnsupportedError
+from slea_llm.http_responses import seconds_to_wait
 from slea_llm.questions import Answer, Question
 from slea_llm.redaction import find_secrets
 from slea_llm.types import Message

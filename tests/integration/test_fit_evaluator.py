@@ -102,7 +102,7 @@ def test_mistakes_are_said_before_anything_is_fitted(
     assert "exists already" in capsys.readouterr().err
 
 
-OUTCOMES = ("return_decomposition", "hindsight", "counterfactual_prediction")
+OUTCOMES = ("return_decomposition", "hindsight", "counterfactual_prediction", "tool_use_outcomes")
 
 
 @pytest.mark.parametrize("name", OUTCOMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +15,22 @@ import numpy as np
 import pytest
 import torch
 
+from slea_llm.assets import find
 from slea_llm.augmenters.attention_credit import AttentionCredit
 from slea_llm.augmenters.learnt import CARD, WEIGHTS
 from slea_llm.augmenters.value_shaping import ValueShaping
-from slea_llm.errors import ConfigError, SleaError, StorageError
+from slea_llm.cli import main
+from slea_llm.errors import CheckpointError, ConfigError, SleaError, StorageError
 from slea_llm.parsers.tagged import TaggedParser
 from slea_llm.refitting import Refitting
 from slea_llm.rollout import play
 from slea_llm.scoring import Scorer
 from slea_llm.types import ScoredStep, ScoredTrajectory
+from tests.support import loop
 from tests.support.components import build, fitted_augmenter, plain_orders
 from tests.support.dialogue_mdp import FactsEnvironment, FactsUser, value
 from tests.support.shaping import REPLY, talk
+from tests.support.training import fresh_accelerator
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -331,3 +336,98 @@ def test_a_fit_that_fails_leaves_the_copy_of_before(tmp_path: Path) -> None:
     assert run.observe(0, 3, failures) == ["unfitted"] * 3
     assert "not fitted, the copy of before goes on: value_shaping: none of the dialogues succeeded" in run.said[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_part_starts_from_the_copy_that_an_earlier_run_fitted() -> None:
+    data = plain_orders(60)
+    classes: tuple[Any, ...] = (ValueShaping, AttentionCredit)
+    for cls in classes:
+        folder = fitted_augmenter(cls.name)
+        loaded, started = cls(cls.Config()), cls(cls.Config(model=str(folder)))
+        loaded.load(folder)
+        assert started.version == loaded.version != "unfitted"
+        assert started.gate == loaded.gate == cls.preflight(started.config)
+        assert started.gate.open
+        assert started.augment(data[0], 0.0) == loaded.augment(data[0], 0.0) != {}
+        assert cls.preflight(cls.Config()) is None
+
+
+def test_later_fits_go_on_from_that_copy_and_its_gate(tmp_path: Path) -> None:
+    folder, data = fitted_augmenter("value_shaping"), plain_orders(60)
+    started, fresh = (ValueShaping(ValueShaping.Config(model=model)) for model in (str(folder), ""))
+    for name, part in (("started", started), ("fresh", fresh)):
+        part.fit([], data[:16], seed=5, folder=tmp_path / name)
+        part.load(tmp_path / name)
+    assert json.loads((tmp_path / "started" / CARD).read_text())["unseen"]["dialogues"] == 40 + 16
+    assert json.loads((tmp_path / "fresh" / CARD).read_text())["unseen"]["dialogues"] == 0
+    assert started.gate.open
+    assert not fresh.gate.open
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"level": "step"}, "level is 'turn', should be 'step'"),
+        ({"gamma": 0.9}, "gamma is 0.99, should be 0.9"),
+        ({"hidden": 0}, "hidden is 64, should be 0"),
+        ({"learn_from": "successes"}, "learn_from is 'all', should be 'successes'"),
+        ({"encoder": "use-multilingual"}, "encoder is 'hashing', should be 'use-multilingual'"),
+    ],
+)
+def test_a_copy_of_other_settings_is_no_start(options: dict[str, Any], text: str) -> None:
+    config = ValueShaping.Config(model=str(fitted_augmenter("value_shaping")), **options)
+    for begin in (ValueShaping, ValueShaping.preflight):
+        with pytest.raises(StorageError, match=text):
+            begin(config)
+
+
+def test_a_folder_without_weights_or_judgement_is_no_start(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(fitted_augmenter("value_shaping"), tmp_path / "copy"))
+    config = ValueShaping.Config(model=str(folder))
+    with pytest.raises(StorageError, match="kind is 'value_shaping', should be 'attention_credit'"):
+        AttentionCredit.preflight(AttentionCredit.Config(model=str(folder)))
+    card = json.loads((folder / CARD).read_text())
+    whole = card["unseen"]
+    for unseen in ({"dialogues": 40}, {**whole, "dialogues": "forty"}, {**whole, "auc": "high"}, None, []):
+        (folder / CARD).write_text(json.dumps({**card, "unseen": unseen}))
+        with pytest.raises(StorageError, match="does not say how its copy was judged"):
+            ValueShaping.preflight(config)
+    (folder / CARD).write_text(json.dumps({**card, "unseen": {**whole, "auc": None}}))
+    verdict = ValueShaping.preflight(config)
+    assert verdict is not None
+    assert not verdict.open
+    (folder / WEIGHTS).unlink()
+    for begin in (ValueShaping, ValueShaping.preflight):
+        with pytest.raises(StorageError, match=r"holds (no fitted value_shaping|a card and no weights)"):
+            begin(config)
+
+
+def test_a_resumed_run_wants_the_copy_that_it_started_from(tmp_path: Path) -> None:
+    folder = fitted_augmenter("value_shaping")
+    started = ValueShaping(ValueShaping.Config(model=str(folder)))
+    state = json.loads(json.dumps(Observed(tmp_path, started).refitting.state()))
+    again = ValueShaping(ValueShaping.Config(model=str(folder)))
+    Observed(tmp_path, again).refitting.restore(state)
+    assert again.version == started.version
+    with pytest.raises(CheckpointError, match=f"copy {started.version}, here is unfitted"):
+        Observed(tmp_path, ValueShaping(ValueShaping.Config())).refitting.restore(state)
+
+
+def test_a_training_run_is_shaped_from_its_first_update_by_a_copy_in_its_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fitted_augmenter("value_shaping", (("level", "step"), ("lam", 0.9)))
+    base = loop.write_base(tmp_path / "base")
+    recipe = find("recipes", "smoke/augment_value_shaping.yaml")
+    paid = {}
+    for name, start in (("fresh", ""), ("started", str(folder))):
+        fresh_accelerator()
+        options = [f"augmenters.value_shaping.model='{start}'", "augmenters.value_shaping.refresh_every=1000"]
+        output = tmp_path / name
+        assert main(["train", str(recipe), f"model.base={base}", f"run.output_dir={output}", *options]) == 0
+        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        paid[name] = [line["metrics"]["credit/paid/value_shaping"] for line in lines]
+        said = capsys.readouterr().out
+        assert ("value_shaping: gate open" if start else "value_shaping: gate shut") in said
+    assert paid["fresh"] == [0.0, 0.0]
+    assert all(paid["started"])

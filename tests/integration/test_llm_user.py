@@ -156,6 +156,29 @@ def test_words_with_a_fault_are_asked_for_again_and_counted(bad: str, fault: str
     assert "That cannot be used" in told["content"]
 
 
+@pytest.mark.parametrize(
+    ("language", "words", "recited"),
+    [
+        ("en", "(The agent has picked up. You speak first.)", True),
+        ("en", "That is too long; say one short utterance of the customer, and nothing else.", True),
+        ("en", "I'm Alex. You are a customer who talks to an agent.", True),
+        ("en", "Yes, all of them are right, and that is too long a wait.", False),
+        ("en", "I have nothing to add, thank you.", False),
+        ("zh", "（客服接通了，请你先开口。）", True),
+        ("zh", "问什么答什么，用上面的信息，不要一次全说完。", True),
+        ("zh", "客服你好，我想订两份饭，全对。", False),
+    ],
+)
+def test_a_model_that_recites_what_it_was_told_is_asked_again(language: str, words: str, recited: bool) -> None:
+    """Said by a real SmolLM2-135M, in a fifth of what it was heard to say."""
+    task = dataclasses.replace(TASK, language=language)
+    with serving(*says(words, "Two pizzas, please.")) as server:
+        session = user_of(server).start(task, 1)
+        (opening,) = talk(session)
+    assert (opening.text == words) is not recited
+    assert session.provenance()["asked_again"] == ({"out_of_character": 1} if recited else {})
+
+
 def test_words_that_stay_faulty_are_heard_as_far_as_they_go_and_the_record_says_so() -> None:
     with serving(OPENING, *says("How can I help you? " + "Tell me more. " * 60)) as server:
         session = user_of(server, longest=60).start(TASK, 1)

@@ -66,7 +66,9 @@ def test_every_dialogue_ends_and_pins_its_user() -> None:
     assert user.usage.unanswered == 0
 
 
-def test_a_server_that_dies_leaves_records_with_the_cause_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_dies_leaves_records_with_the_cause_and_loses_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(endpoints, "FIRST_PAUSE_S", 0.01)
     with pytest.raises(FailedEpisodesError, match=r"more than rollout\.max_error_rate 0\.1 allows") as stopped:
         play(answers=100, max_error_rate=0.1)
@@ -79,3 +81,6 @@ def test_a_server_that_dies_leaves_records_with_the_cause_and_loses_none(monkeyp
         assert str(one.error).endswith(", user]")
         assert one.outcome is None
         assert (one.provenance["blame"]["party"], one.provenance["blame"]["kind"]) == ("user", "broke")
+    said = [one for one in caplog.records if "broke" in one.getMessage()]
+    assert len(said) == len(broken)
+    assert not any(one.exc_info for one in said), "the cause is a line; a traceback of it for each dialogue is noise"

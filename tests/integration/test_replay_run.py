@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from slea_llm.buffer import ReplayBuffer
 from slea_llm.encoders import HashingEncoder
 from slea_llm.errors import CheckpointError
 from slea_llm.imitation import Imitation
@@ -108,6 +109,90 @@ def test_scoring_beside_play_gives_the_same_numbers(base: Path, tmp_path: Path) 
         found.append((weights, bare, metrics(folder)))
     assert len(found[0][1]) == 12
     assert found[0] == found[1] == found[2]
+
+
+class Watched(ReplayBuffer):
+    """A buffer that notes what it chose from, and what it made of the critic's errors."""
+
+    def __init__(self, folder: Path, *, priority: Any) -> None:
+        super().__init__(ReplaySettings(share=0.5, max_age=20, priority=priority), folder, seed=0)
+        self.rounds: list[tuple[dict[str, float], float, dict[str, float]]] = []
+        self.errors: dict[str, float] = {}
+
+    def draw(self, count: int, *, iteration: int, progress: float) -> list[ScoredTrajectory]:
+        stock = dict(zip(self.ids, self.priorities, strict=True))
+        drawn = super().draw(count, iteration=iteration, progress=progress)
+        self.rounds.append((stock, progress, dict(self._weights)))
+        assert sorted(one.trajectory.id for one in drawn) == sorted(self._weights)
+        return drawn
+
+    def weigh(self, experiences: Any, *, reducer: Any) -> Any:
+        for one in experiences:
+            gaps = [np.abs(one.returns[name] - one.stats.values[name][:-1])[one.value_mask] for name in one.returns]
+            self.errors[one.scored.trajectory.id] = sum(float(gap.mean()) for gap in gaps) + 0.01
+        return super().weigh(experiences, reducer=reducer)
+
+
+def watched(folder: Path, *, priority: str) -> tuple[Watched, list[Any], list[Any]]:
+    """A run of six iterations of six dialogues, of which the first has rewards twenty times as large."""
+    model = training.policy(training.write_base(folder / "base"))
+    settings = TrainerSettings(
+        iterations=6, epochs=1, minibatch=6, microbatch=8, learning_rate=1e-3, critic_learning_rate=1e-3, target_kl=0.0,
+    )  # fmt: skip
+    shares = recorded(model, iterations=6)
+    for share in shares:
+        large = share[0][0].trajectory
+        turns = tuple(dataclasses.replace(turn, reward=20.0 * turn.reward) for turn in large.turns)
+        large = dataclasses.replace(large, turns=turns, outcome=sum(turn.reward for turn in turns))
+        share[0][0] = dataclasses.replace(share[0][0], trajectory=large)
+        for place, one in enumerate(share[0]):  # a task of its own each, so that none is drawn with others
+            alone = dataclasses.replace(one.trajectory, task={"id": one.trajectory.id})
+            share[0][place] = dataclasses.replace(one, trajectory=alone)
+    batches: list[Any] = []
+    with closing(Watched(folder / "buffer", priority=priority)) as store:
+        run = training.trainer(model, settings, shares, folder / "run", replay=store)
+        collate = run._collate
+
+        def keep(rows: Any) -> Any:
+            batches.append(collate(rows))
+            return batches[-1]
+
+        run._collate = keep  # type: ignore[method-assign]
+        run.run()
+    return store, batches, [record["metrics"] for record in metrics(folder / "run")]
+
+
+def test_priorities_choose_and_importance_weights_undo_it_through_a_training_run(tmp_path: Path) -> None:
+    by_error, batches, found = watched(tmp_path / "error", priority="error")
+    uniform, _, _ = watched(tmp_path / "uniform", priority="uniform")
+    assert [one["replay/beta"] for one in found] == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    times: dict[str, float] = {}
+    for number, (stock, progress, weights) in enumerate(by_error.rounds):
+        assert progress == pytest.approx(number / 6)
+        if not number:
+            assert not stock
+            continue
+        # Every dialogue of earlier rounds is there with the critic's error at its last visit.
+        chances = {name: priority**0.6 for name, priority in stock.items()}
+        scale = len(chances) / sum(chances.values())
+        raw = {name: (scale * chance) ** -(0.4 + 0.6 * progress) for name, chance in chances.items()}
+        draws = {name: weight / (raw[name] / max(raw.values())) for name, weight in weights.items()}
+        assert all(often == pytest.approx(round(often)) for often in draws.values())
+        assert sum(draws.values()) == pytest.approx(6)  # half of a batch with six fresh ones
+        for name, often in draws.items():
+            times[name] = times.get(name, 0.0) + often
+    # What was never drawn again keeps the error of its first credit; that of the last round is the last that was had.
+    last = dict(zip(by_error.ids, by_error.priorities, strict=True))
+    assert last == pytest.approx({name: by_error.errors[name] for name in last})
+    seen = {round(float(weight), 9) for batch in batches for weight in batch.weights[batch.policy_mask]}
+    given = {round(weight, 9) for _, _, weights in by_error.rounds for weight in weights.values()}
+    assert seen == given | {1.0}
+    large = [times.get(f"{number}.0", 0.0) for number in range(5)]
+    others = [times.get(f"{number}.{k}", 0.0) for number in range(5) for k in range(1, 6)]
+    assert np.mean(large) > 3 * np.mean(others)
+    assert set(uniform.priorities) == {1.0}
+    assert all(set(weights.values()) <= {1.0, 2.0, 3.0, 4.0} for _, _, weights in uniform.rounds)
+    assert [set(weights) for *_, weights in uniform.rounds] != [set(weights) for *_, weights in by_error.rounds]
 
 
 def succeeded(one: ScoredTrajectory) -> ScoredTrajectory:

@@ -63,6 +63,13 @@ def test_asking_scores_above_small_talk(model: RewardModel) -> None:
     assert good > 0.1 > -0.1 > bad
 
 
+def test_one_vector_for_state_message_and_step_is_fitted_and_read_back_too(tmp_path: Path) -> None:
+    fitted(encoding="joint").save(tmp_path / "joint")
+    joint = RewardModel(RewardModel.Config(model=str(tmp_path / "joint")))
+    assert Card.read(tmp_path / "joint" / CARD).encoding == "joint"
+    assert sum(totals(joint, of_replies("g", GOOD))) > 0.1 > sum(totals(joint, of_replies("b", BAD)))
+
+
 def test_scores_are_differences_of_success_and_add_up(model: RewardModel) -> None:
     words = model.score(one := dialogue(1, drawn(5), turns=4), cut(one))
     for left, right in itertools.pairwise(words):

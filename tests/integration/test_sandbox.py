@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from slea_llm.errors import ConfigError
 from slea_llm.sandbox import filters
 from slea_llm.sandbox.runner import Limits, Status, Verdict, run, unavailable
 
@@ -468,6 +469,13 @@ def test_honest_program(program: str, status: str) -> None:
     assert (verdict.status, verdict.attempts) == (status, ()), verdict
     codes = {"ok": 0, "raise SystemExit(3)": 3}
     assert verdict.exit_code == codes.get(status, codes.get(program, 1))
+
+
+def test_a_program_that_no_file_can_hold_is_refused_for_that() -> None:
+    with pytest.raises(ConfigError, match=r"'main.py' holds half a character"):
+        run({"main.py": "print('\ud800')"}, LIMITS)
+    with pytest.raises(ConfigError, match=r"wall_s is inf; it must be at least 0.1, and at most 2\*\*31"):
+        Limits(wall_s=float("inf"))
 
 
 def test_the_network_of_the_sandbox_is_its_own(port: int) -> None:

@@ -22,8 +22,9 @@ from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.records import decode_scored, encode_scored
 from slea_llm.settings import TrainerSettings
 from slea_llm.trainer import Trainer
-from slea_llm.types import ScoredTrajectory
+from slea_llm.types import ScoredTrajectory, StepKind
 from tests.support import training
+from tests.support.experience import dialogue
 
 pytestmark = pytest.mark.integration
 
@@ -309,6 +310,17 @@ def test_updates_do_not_depend_on_turns(model: PolicyCritic, tmp_path: Path, tur
     assert trainer.update == 4
 
 
+@pytest.mark.parametrize("steps", [1, 12])
+def test_updates_do_not_depend_on_steps(model: PolicyCritic, tmp_path: Path, steps: int) -> None:
+    """Twelve tokens a turn, as one step or as twelve."""
+    shape: list[list[tuple[StepKind, int]]] = [[("reply", 12 // steps)] * steps] * 2
+    scores = {"judge": {(turn, step): 0.5 for turn in range(2) for step in range(steps)}}
+    some = [dialogue(shape, rewards=[0.0, float(one % 2)], scores=scores, name=f"t{one}") for one in range(8)]
+    trainer = training.trainer(model, FAST, [[training.sampled_by(model, some)]] * 4, tmp_path)
+    trainer.run(until=1)
+    assert trainer.update == 4
+
+
 def test_failed_dialogues_are_counted_and_dropped(model: PolicyCritic, tmp_path: Path) -> None:
     shares = rounds(model, 1)
     shares[0][0][3] = training.failed("broken")
@@ -324,6 +336,13 @@ def test_too_many_failures_stop_the_run_with_the_reason(model: PolicyCritic, tmp
     shares[0][0][:3] = [training.failed(f"broken {number}") for number in range(3)]
     with pytest.raises(TrainingError, match=r"3 of 8 dialogues .* failed, more than the share 0\.2.*broke"):
         training.trainer(model, FAST, shares, tmp_path).run()
+
+
+def test_a_run_that_goes_on_whatever_breaks_says_so_when_nothing_is_left(model: PolicyCritic, tmp_path: Path) -> None:
+    shares = rounds(model, 2)
+    shares[1][0] = [training.failed(f"broken {number}") for number in range(8)]
+    with pytest.raises(TrainingError, match="0 dialogues are left for 2 minibatches; 8 of this iteration broke"):
+        training.trainer(model, FAST, shares, tmp_path, max_error_rate=1.0).run()
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc]  # accelerate has no types here

@@ -13,7 +13,7 @@ from slea_llm import registry
 from slea_llm.config import ComponentSpec, component_config
 from slea_llm.continuations import BranchingPlay, ScriptPlayer
 from slea_llm.environments.order_taking import OrderTaking
-from slea_llm.evaluators import counterfactual, hindsight, return_decomposition
+from slea_llm.evaluators import counterfactual, hindsight, return_decomposition, tool_use_outcomes
 from slea_llm.evaluators.fitted import Fitted
 from slea_llm.interfaces import Agent, Fittable
 from slea_llm.parsers.tagged import TaggedParser
@@ -26,6 +26,7 @@ FITS: Mapping[str, Callable[..., Fitted]] = {
     "return_decomposition": return_decomposition.fit,
     "hindsight": hindsight.fit,
     "counterfactual_prediction": counterfactual.fit_prediction,
+    "tool_use_outcomes": tool_use_outcomes.fit,
 }
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from slea_llm.encoders import HashingEncoder
+from slea_llm.evaluators.reward_model_features import Encoding
 from slea_llm.fitting.evaluator import FitSettings, FittedEvaluator, fit_evaluator
 from slea_llm.fitting.labels import StepLabel, examples, outcome_labels
 from slea_llm.fitting.training import Example, TrainingSettings
@@ -58,14 +59,14 @@ def cut(trajectory: Trajectory) -> tuple[Step, ...]:
     return tuple(step for turn in trajectory.turns for step in PARSER.parse(turn, trajectory.id, None))
 
 
-def labelled(count: int, *, seed: int = 0) -> tuple[list[Example], list[StepLabel]]:
+def labelled(count: int, *, seed: int = 0, encoding: Encoding = "apart") -> tuple[list[Example], list[StepLabel]]:
     """Examples with the outcome of each dialogue at every step."""
     rng = drawn(seed)
     parsed = [(one, cut(one)) for one in (dialogue(number, rng) for number in range(count))]
     labels = [label for one, steps in parsed for label in outcome_labels(one, steps)]
-    return examples(parsed, labels, HashingEncoder(), "apart"), labels
+    return examples(parsed, labels, HashingEncoder(), encoding), labels
 
 
-def fitted(count: int = 80, *, seed: int = 0) -> FittedEvaluator:
-    rows, labels = labelled(count, seed=seed)
-    return fit_evaluator(rows, labels, encoder="hashing", encoding="apart", settings=TINY, seed=seed)
+def fitted(count: int = 80, *, seed: int = 0, encoding: Encoding = "apart") -> FittedEvaluator:
+    rows, labels = labelled(count, seed=seed, encoding=encoding)
+    return fit_evaluator(rows, labels, encoder="hashing", encoding=encoding, settings=TINY, seed=seed)

@@ -63,6 +63,15 @@ class Switch(gymnasium.Env[str, Any]):
         return "On." if action else "Off.", 0.0, bool(action), False, {"success": bool(action)}
 
 
+class Shifted(Switch):
+    """The same with actions 5 and 6, of which the second pays nothing that counts."""
+
+    action_space = gymnasium.spaces.Discrete(2, start=5)
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "Moved.", float("nan") if action == 6 else 0.0, False, False, {}
+
+
 class Moody(Guess):
     """Forgets its seed, so that no episode of it can be played again."""
 
@@ -75,7 +84,7 @@ class Moody(Guess):
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    worlds: tuple[Any, ...] = (Guess, Switch, Moody)
+    worlds: tuple[Any, ...] = (Guess, Switch, Shifted, Moody)
     for made in worlds:
         gymnasium.register(f"{made.__name__}Text-v0", made, disable_env_checker=True, order_enforce=False)
     yield
@@ -108,6 +117,32 @@ def test_named_and_numbered_actions() -> None:
     wrong = played(switch, "jump", "2", "on")
     assert (wrong.termination, len(wrong.turns)) == ("success", 3)
     assert "one of: off, on" in wrong.turns[1].context[0].content
+
+
+ODD = ("", " ", "\0", "\ud800", "-1", "2", "9" * 9999, "1.0", "\u0663", "²", "off on", "x" * 100_000, "<think>on")
+
+
+def test_what_is_no_action_is_said_and_changes_nothing() -> None:
+    episode = gym(id="SwitchText-v0", actions=("off", "on"), max_turns=50).start(gym().task(2**63))
+    for reply in ODD:
+        outcome = episode.agent_says(reply)
+        assert "is no action; one of: off, on" in outcome.messages[0].content
+        assert len(outcome.messages[0].content) < 400
+        assert (outcome.reward, outcome.termination) == (0.0, None)
+    assert episode.agent_says("<think>on?</think> On\n").termination == "success"
+    free = gym(max_turns=50).start(gym().task(2**63))
+    for reply in ODD[:5]:
+        assert free.agent_says(reply).messages[0].content == "No number."
+
+
+def test_actions_are_counted_from_the_first_of_the_space() -> None:
+    episode = gym(id="ShiftedText-v0", actions=("stay", "jump")).start(gym().task(0))
+    assert [episode.agent_says(reply).messages[0].content for reply in ("stay", "5")] == ["Moved.", "Moved."]
+    assert "is no action" in episode.agent_says("0").messages[0].content
+    with pytest.raises(EpisodeError, match="gave the reward nan after 'jump'"):
+        episode.agent_says("jump")
+    numbered = gym(id="ShiftedText-v0").start(gym().task(0))
+    assert "one of: 5 to 6" in numbered.agent_says("0").messages[0].content
 
 
 def test_turn_limit_of_an_adapter_is_a_failure() -> None:
@@ -144,8 +179,16 @@ def test_what_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         gym(id="NoSuchGame-v0").start(gym().task(0))
     with pytest.raises(UnsupportedError, match="no scripted expert"):
         gym().expert(gym().task(0))
-    with pytest.raises(ConfigError, match="max_turns is 0"):
+    with pytest.raises(ConfigError, match="max_turns 0"):
         gym(max_turns=0)
+    with pytest.raises(ConfigError, match="not names that differ"):
+        gym(actions=("on", "ON"))
+    with pytest.raises(ConfigError, match="3 actions are named"):
+        gym(id="SwitchText-v0", actions=("a", "b", "c")).start(gym().task(0))
+    with pytest.raises(ConfigError, match="1 actions are named"):
+        gym(actions=("a",)).start(gym().task(0))
+    with pytest.raises(ConfigError, match="unexpected keyword"):
+        gym(options={"least": 3}).start(gym().task(0))
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingDependencyError, match=r"slea-llm\[gymnasium\]"):
         gym().start(gym().task(0))
@@ -225,6 +268,28 @@ def test_textworld_settings(textworld: TextWorldGames, tmp_path: Path) -> None:
         textworld.expert(textworld.task(0), error_rate=0.2)
     with pytest.raises(ConfigError, match="no game file"):
         TextWorldGames(TextWorldGames.Config(games=str(tmp_path / "none"))).task(0)
+    with pytest.raises(ConfigError, match=r"notes.txt' is no game file"):
+        TextWorldGames(TextWorldGames.Config(games=str(tmp_path / "notes.txt"))).task(0)
+
+
+def test_textworld_commands_are_made_fit_for_an_interpreter(
+    textworld: TextWorldGames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    step = Lamp.step
+
+    def listening(self: Lamp, command: str) -> tuple[GameState, int, bool]:
+        heard.append(command)
+        return step(self, command)
+
+    monkeypatch.setattr(Lamp, "step", listening)
+    episode = textworld.start(textworld.task(2**63))
+    assert "at most 200 characters" in episode.agent_says("take lamp " * 9999).messages[0].content
+    for reply in ("", "\0\x1b", "take\0\ud800 \n lamp"):
+        episode.agent_says(reply)
+    assert heard == ["look", "look", "take lamp"]
+    twin = textworld.restore(textworld.task(2**63), json.loads(json.dumps(episode.snapshot())))
+    assert twin.agent_says("light lamp").termination == "success"
 
 
 def test_textworld_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,6 +359,32 @@ def test_verifiers_rewards_score_one_reply(verifiers: list[Sum]) -> None:
     assert "Add.\n\nWhat is 2 + 2?" in right.turns[0].context[0].content
     assert played(environment, "5", seed=1).termination == "failure"
     assert played(environment, "2", seed=len(verifiers)).termination == "success"
+
+
+def test_verifiers_takes_any_seed_of_a_taskset_with_an_end(verifiers: list[Sum]) -> None:
+    environment = VerifiersTasks(VerifiersTasks.Config(taskset="sums"))
+    for seed in (2**63, -1):
+        task = environment.task(seed)
+        assert environment.start(task).system_prompt() == environment.start(environment.task(seed % 3)).system_prompt()
+    verifiers[0].score = lambda trace: _scored(trace, float("nan"))  # type: ignore[method-assign]
+    with pytest.raises(EpisodeError, match="sum to nan"):
+        environment.start(environment.task(0)).agent_says("2")
+
+
+async def _scored(trace: Any, reward: float) -> None:
+    await asyncio.sleep(0)
+    trace.reward = reward
+
+
+def test_verifiers_taskset_without_an_end_takes_seeds_up_to_a_limit(
+    verifiers: list[Sum], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slea_llm.environments.verifiers_tasks.MOST", 3)
+    environment = VerifiersTasks(VerifiersTasks.Config(taskset="sums"))
+    assert "3 + 3" in environment.start(environment.task(2)).system_prompt()[0].content
+    with pytest.raises(ConfigError, match="seeds below 3 are taken"):
+        environment.start(environment.task(2**63))
+    assert len(verifiers) == 3
 
 
 def test_verifiers_tasks_that_need_more_are_refused(verifiers: list[Sum]) -> None:

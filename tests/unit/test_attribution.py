@@ -106,6 +106,19 @@ def test_monte_carlo_advantages() -> None:
     assert sum(found) == near(0.625)
 
 
+def test_where_the_methods_mislead_as_the_documentation_says() -> None:
+    # A residual knows how this very dialogue ended: the same steps, worse by 1/4 each.
+    assert redistribute(PREDICTIONS, 0.0) == near([-0.125, 0.075, -0.275, 0.325])
+    # Two situations in one cluster: the step changes nothing in either (chances 0.8 and 0.2), and is credited.
+    taken, chances = (0.4, 0.1), (0.8, 0.2)
+    success = sum(chances) / 2
+    backward = sum(share * chance for share, chance in zip(taken, chances, strict=True)) / 2 / success
+    assert (sum(taken) / 2, backward, success) == near((0.25, 0.34, 0.5))
+    assert hindsight(0.25, backward, success).advantage == near(0.18)
+    # The value of a step that nobody took, guessed wrong, trebles the credit of another.
+    assert policy_mean_advantages([0.2, 0.5, 0.2], [0.5, 0.3, 0.2])[1] == near(0.21)
+
+
 @given(predictions=st.lists(probabilities, min_size=1, max_size=8), outcome=probabilities, start=probabilities)
 def test_what_is_shared_out_sums_to_the_outcome_minus_the_start(
     predictions: list[float], outcome: float, start: float

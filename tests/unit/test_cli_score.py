@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from slea_llm import score_runs
 from slea_llm.cli import main
+from slea_llm.errors import StorageError
 from slea_llm.score_runs import CREDIT
 from slea_llm.storage import ScoredLog, write_trajectories
 from tests.support.logged import booking, logged, scored
@@ -79,6 +81,46 @@ def test_the_knowledge_that_comes_with_the_package_is_named(log: Path, capsys: p
     support = "evaluators.knowledge_base.file=knowledge/support.yaml"
     assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", support]) == 0
     assert "note: knowledge_base" not in capsys.readouterr().out
+
+
+def test_knowledge_of_another_domain_is_told_with_the_mend(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = "evaluators.knowledge_base.file=knowledge/support.yaml"
+    assert main(["score", str(log), "--evaluator", "knowledge_base", "--set", named]) == 0
+    said = capsys.readouterr().out
+    assert "note: knowledge/support.yaml is knowledge of complaint, tech_support, and these are dialogues of" in said
+    trips = [dataclasses.replace(booking(f"d{n}", success=True), environment="trip_planning") for n in range(2)]
+    write_trajectories(log.with_name("trips.jsonl"), trips)
+    assert main(["score", str(log.with_name("trips.jsonl")), "--evaluator", "knowledge_base", "--set", named]) == 0
+    assert "set knowledge_base's file to knowledge/trip.yaml" in capsys.readouterr().out
+    orders = [dataclasses.replace(booking(f"d{n}", success=True), environment="order_taking") for n in range(2)]
+    write_trajectories(log.with_name("orders.jsonl"), orders)
+    assert main(["score", str(log.with_name("orders.jsonl")), "--evaluator", "knowledge_base"]) == 0
+    assert "is knowledge of" not in capsys.readouterr().out
+
+
+def test_logs_that_have_the_names_of_cards_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs"
+    for number in (1, 2):
+        write_trajectories(folder / f"run-{number:04d}.json", [booking(f"d{number}", success=True)])
+    (folder / "run-0003.json").write_text('[{"messages": [{"role": "assistant", "content": "Hello."}]}]')
+    (folder / "run-0004.json").mkdir()
+    assert score_runs.runs(folder) == ()
+    assert main(["score", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("3 files, 3 records, 3 trajectories")
+    assert main(["score", str(folder / "run-0001.json")]) == 0
+    results = folder / "run-0001.scores"
+    (results / "run-0007.json").write_text("[]")
+    assert main(["score", str(folder / "run-0001.json")]) == 0
+    assert [run.number for run in score_runs.runs(results)] == [1, 8]
+
+
+def test_a_card_begins_as_readers_of_folders_expect(log: Path) -> None:
+    assert main(["score", str(log)]) == 0
+    card = log.with_name("mine.scores") / "run-0001.json"
+    assert card.read_bytes().startswith(b'{\n  "format": "slea.score_run"')
+    card.write_bytes(card.read_bytes()[:100])
+    with pytest.raises(StorageError, match="could not be read"):
+        score_runs.runs(card.parent)
 
 
 def test_running_again_adds_a_run_and_changes_nothing(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,3 +300,28 @@ def test_credit_that_needs_models_is_left_out_or_refused(
     assert not log.with_name("mine.scores").exists()
     assert main(["score", str(log), "--recipe", str(recipe)]) == 0
     assert "advantages left out: stream 'outcome' takes reference_kl" in capsys.readouterr().out
+
+
+def test_a_file_name_that_is_not_utf_8_is_scored_and_gone_on_with(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"n\xff.jsonl")
+    odd.write_text('{"messages": [{"role": "assistant", "content": "Hello."}]}\n', encoding="utf-8")
+    results = tmp_path / "results"
+    assert main(["score", str(odd), "--output", str(results)]) == 0
+    (run,) = score_runs.runs(results)
+    assert run.card.sources[0]["name"] == "n\ufffd.jsonl"
+    run.save(dataclasses.replace(run.card, finished=None))
+    assert main(["score", str(odd), "--output", str(results), "--resume"]) == 0
+    assert [one.trajectory.id for one in run.read()] == ["n\ufffd.jsonl#1"]
+    assert main(["convert", str(odd), "--to", "openai_chat", "--output", str(tmp_path / "rows.jsonl")]) == 0
+
+
+def test_what_is_no_file_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "dead.jsonl").symlink_to("nowhere")
+    for path, words in (
+        (tmp_path / "pipe.jsonl", "is a pipe, which can be read only once"),
+        (tmp_path / "dead.jsonl", "is a link to something that is not there"),
+        (Path("/"), "has no name for its results to take; give --output FOLDER"),
+    ):
+        assert main(["score", str(path)]) == 2
+        assert words in capsys.readouterr().err

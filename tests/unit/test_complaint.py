@@ -83,5 +83,5 @@ def test_shares_steer_the_customer() -> None:
         assert angry.task(seed).goal["user"]["first"]["order_number"] == "soothes"
     with pytest.raises(ConfigError, match="angry_share -1"):
         Complaint.Config(angry_share=-1)
-    with pytest.raises(ConfigError, match="max_turns is 5"):
+    with pytest.raises(ConfigError, match="max_turns 5"):
         Complaint.Config(max_turns=5)

@@ -56,6 +56,12 @@ def test_data_that_do_not_fit_are_refused(written: dict[str, Any]) -> None:
         Speech.of({**data, "slot_names": {}}, code="en", source="parking")
     with pytest.raises(ConfigError, match=r"values\.plate needs choices, or pattern and form"):
         Speech.of({**data, "values": {"plate": {}}}, code="en", source="parking")
+    with pytest.raises(ConfigError, match="read_back names colour, no slot of it"):
+        Speech.of({**data, "read_back": {"plate": "{plate}", "plate+colour": "x"}}, code="en", source="parking")
+    two = {name: {**data[name], "colour": data[name]["plate"]} for name in ("slot_names", "values")}
+    asks = {**data["understanding"], "ask": {"plate": ["plate"], "colour": ["colour"]}}
+    with pytest.raises(ConfigError, match="read_back has no form for colour"):
+        Speech.of({**data, **two, "slots": ["plate", "colour"], "understanding": asks}, code="en", source="parking")
     broken = {**data["understanding"], "request": ["("]}
     with pytest.raises(ConfigError, match="is not a regular expression"):
         Speech.of({**data, "understanding": broken}, code="en", source="parking")

@@ -29,23 +29,6 @@ def label(turn: int, step: int, **values: Any) -> StepLabel:
     return StepLabel(**{"trajectory": "t", "turn": turn, "step": step, "source": "hand", "target": 1.0, **values})
 
 
-@pytest.mark.parametrize(("successes", "soft", "hard"), [(0, 0.0, 0), (1, 0.125, 1), (3, 0.375, 1), (8, 1.0, 1)])
-def test_monte_carlo_labels(successes: int, soft: float, hard: int) -> None:
-    assert labels.soft_label(successes, 8) == soft
-    assert labels.hard_label(successes, 8) == hard
-
-
-def test_standard_error_of_a_soft_label() -> None:
-    assert labels.soft_label_error(3, 8) == pytest.approx(0.1711633, abs=1e-6)
-    assert labels.soft_label_error(12, 32) == pytest.approx(0.08558165, abs=1e-6)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(9, 8), (-1, 8), (0, 0)])
-def test_counts_that_are_no_share(successes: int, n: int) -> None:
-    with pytest.raises(ValueError, match="is no share"):
-        labels.soft_label(successes, n)
-
-
 def test_labels_land_on_their_step_and_head() -> None:
     one = of_replies("t", GOOD)
     given = [
@@ -135,7 +118,7 @@ def test_a_labels_file_is_read(tmp_path: Path) -> None:
         ({"lable": 1}, "did you mean 'label'"),
         ({"successes": 1, "n": 2, "label": 1}, "label, or successes and n"),
         ({}, "label, or successes and n"),
-        ({"successes": 3, "n": 2}, "is no share"),
+        ({"successes": 3, "n": 2}, "3 successes of 2 is not a proportion"),
         ({"label": 1, "source": "hend"}, "did you mean 'hand'"),
         ({"label": 1, "weight": 0}, "weight 0.0 must be above 0"),
         ({"label": None}, "TypeError"),

@@ -91,3 +91,9 @@ def test_a_broken_manifest_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(StorageError, match=MANIFEST):
         read_manifest(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"could not write .*file/below"), whole_folder(tmp_path / "file" / "below"):
+        pass

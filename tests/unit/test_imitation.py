@@ -121,7 +121,10 @@ def test_self_imitation_weights() -> None:
 def test_smoothed_counts_and_their_divergence() -> None:
     shares = smoothed(np.array([6, 3, 1]))
     assert shares.tolist() == pytest.approx([0.53846154, 0.30769231, 0.15384615], abs=1e-6)
-    assert divergence(np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])) == pytest.approx(0.02526715, abs=1e-6)
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])
+    assert divergence(p, q) == pytest.approx(0.02526715, abs=1e-6)
+    middle = (p + q) / 2
+    assert (divergence(p, middle) + divergence(q, middle)) / 2 == pytest.approx(0.0063672, abs=1e-6)  # Jensen-Shannon
 
 
 def test_the_weight_falls_in_a_straight_line_to_zero() -> None:

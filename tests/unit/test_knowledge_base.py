@@ -299,3 +299,10 @@ def test_faulty_settings_are_refused() -> None:
 def test_a_file_of_ones_own_that_is_not_there_is_looked_for_nowhere_else() -> None:
     with pytest.raises(ConfigError, match=r"knowledge file mine.yaml is not there; give the path of your own"):
         KnowledgeBase(KnowledgeBase.Config(file="mine.yaml"))
+
+
+def test_a_condition_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("patterns:\n  - name: a\n    cases: [{when: {slot_heard: x, slot_heard: y}, score: 1}]\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"'slot_heard' is given twice"):
+        KnowledgeBase(KnowledgeBase.Config(file=str(path)))

@@ -16,11 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "lea
 from measures import Point
 from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
-from runs import Result, repeats
-from tables import Tables, fallen, tables, windowed
+from runs import Result, over_expert, repeats
+from tables import Tables, fallen, pooled, tables, windowed
 from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning, registry
+from slea_llm.cli import compose
 from slea_llm.types import Trajectory, Turn
 
 PROTOCOL = Protocol.read()
@@ -46,6 +47,7 @@ def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = 
         commit="0" * 40,
         versions={"python": "3.11"},
         phases={"update": 1.5},
+        paid={"outcome": tuple(0.1 * won for won in successes)},
         tokens={"rows": 1000 * PLAYED * len(successes), "sampled": 100 * PLAYED * len(successes)},
         samples=("user: hello",),
         resumed=0,
@@ -55,7 +57,7 @@ def result(arm: str, seed: int, *successes: int, label: str = "", digest: str = 
         before=panel,
         after=panel,
         greedy=panel,
-        expert_turns=6.0,
+        over_expert=1.05,
         repeats=0.25,
     )
 
@@ -77,6 +79,23 @@ def test_every_arm_is_a_run_that_plan_takes(name: str) -> None:
     assert arm.about
     for draw in PROTOCOL.tuning.values():
         planning.check(PROTOCOL.job(arm, 101, recipe=PROTOCOL.recipe, draw=draw, dialogues=1920, until=1920).resolved())
+
+
+@pytest.mark.usefixtures("_quick_registry")
+def test_every_evaluator_of_an_arm_can_be_built() -> None:
+    found = {}
+    for arm in PROTOCOL.arms.values():
+        recipe = changed_recipe(PROTOCOL.recipe, arm.settings(PROTOCOL.recipe, PROTOCOL.common))
+        found[repr(recipe.evaluators)] = recipe
+    assert len(found) == 6  # none, the rules, with wrong signs, learnt, random, any question
+    built = [compose.scorer(recipe).evaluators for recipe in found.values()]
+    assert sorted(one.name for several in built for one in several) == [
+        "knowledge_base",
+        "knowledge_base",
+        "random_scores",
+        "reward_model",
+        "wrong_signs",
+    ]
 
 
 @pytest.mark.parametrize("name", PROTOCOL.studies)
@@ -129,6 +148,7 @@ def test_the_draw_with_the_largest_area_is_used_once_the_search_is_whole(tmp_pat
         if place == len(jobs) - 1:
             with pytest.raises(SystemExit, match="not finished"):
                 chosen(PROTOCOL, arm, tmp_path)
+            assert all("search unfinished" in line for line in tuning_table(PROTOCOL, tmp_path)[2:])
         made = result(arm.name, job.seed, 0, 40 + place % 3, label=job.label, digest=job.digest())
         made.write(tmp_path / arm.name / f"{job.name}.json")
     found = chosen(PROTOCOL, arm, tmp_path)
@@ -182,6 +202,20 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert tables(quick(), ours + theirs)[0] == "### quick"
 
 
+def test_domains_are_pooled_only_where_every_baseline_got_there() -> None:
+    base = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102)]
+    faster = [result("streams_split", seed, 40, 130, 140, 150) for seed in (101, 102)]
+    stuck = [result("token_gae", seed, 0, 40, 40, 40) for seed in (301, 302)]
+    others = [replace(one, seed=one.seed + 200) for one in faster]
+    first = Tables.of(quick(), [*base, *faster])
+    second = Tables.of(PROTOCOL.study("second"), [*(replace(one, seed=one.seed + 200) for one in base), *others])
+    line = next(one for one in pooled([first, second], "streams_split") if "to 80%" in one)
+    assert line == "- streams_split over the baselines of quick, second, to 80%: 0.67 (0.67 to 0.67)"
+    failing = Tables.of(PROTOCOL.study("second"), [*stuck, *others])
+    line = next(one for one in pooled([first, failing], "streams_split") if "to 80%" in one)
+    assert line.endswith("no ratio (second: the baseline got there in 0 of 2 seeds)")
+
+
 def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
     run = result("token_gae", 101, 80, 120, 120, 90, 80)
     line = Tables(quick(), {"token_gae": [run]}).alarms()[2]
@@ -192,31 +226,41 @@ def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
     assert windowed(run.curve, 320) == [0.5, 0.625, 0.75, 210 / 320, 170 / 320]
 
 
-def test_asking_for_what_was_told_is_counted_by_slot() -> None:
-    turns = (
-        Turn(
-            index=0, context=(), text="", state_before={"asked": {}, "filled": {}}, state_after={"asked": {"dish": 1}}
-        ),
-        Turn(
-            index=1,
-            context=(),
-            text="",
-            state_before={"asked": {"dish": 1}, "filled": {"dish": "soup"}},
-            state_after={"asked": {"dish": 2, "time": 1}},
-        ),
-    )
-    played = Trajectory(
-        id="a",
-        task={},
+def dialogue(name: str, *turns: Turn, success: bool) -> Trajectory:
+    return Trajectory(
+        id=name,
+        task={"id": name},
         environment="order_taking",
         seed=0,
         policy_version=0,
         turns=turns,
         traces=(),
-        termination="failure",
-        outcome=-1.0,
+        termination="success" if success else "failure",
+        outcome=10.0 if success else -1.0,
     )
-    assert repeats(played) == 1
+
+
+def test_asking_for_what_was_told_is_counted_by_slot() -> None:
+    first = Turn(index=0, context=(), text="", state_before={"asked": {}}, state_after={"asked": {"dish": 1}})
+    second = Turn(
+        index=1,
+        context=(),
+        text="",
+        state_before={"asked": {"dish": 1}, "filled": {"dish": "soup"}},
+        state_after={"asked": {"dish": 2, "time": 1}},
+    )
+    assert repeats(dialogue("a", first, second, success=False)) == 1
+
+
+def test_turns_are_compared_with_the_experts_on_the_tasks_that_were_won() -> None:
+    turn = Turn(index=0, context=(), text="")
+    played = [
+        dialogue("a", turn, replace(turn, index=1), replace(turn, index=2), success=True),
+        dialogue("b", turn, success=True),
+        dialogue("c", *(replace(turn, index=at) for at in range(9)), success=False),
+    ]
+    assert over_expert(played, {"a": 2, "b": 1, "c": 4}) == pytest.approx(4 / 3)
+    assert over_expert(played[2:], {"c": 4}) is None
 
 
 def test_further_losses_and_sources_go_on_top_of_what_an_arm_has() -> None:

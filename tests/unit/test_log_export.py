@@ -171,3 +171,17 @@ def test_br_095_secrets_are_blanked_on_demand(tmp_path: Path, monkeypatch: pytes
     write_scored(tmp_path / "scored.jsonl", [scored(chat_row(tmp_path), (1.0, 1.0))])
     arguments = ["convert", str(tmp_path / "scored.jsonl"), "--to", "slea", "--output", str(tmp_path / "x"), "--redact"]
     assert main(arguments) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"foo": 1}\n'])
+@pytest.mark.parametrize("target", ["slea", "openai_chat", "hub_dataset"])
+def test_converting_a_log_without_a_dialogue_is_an_error_and_writes_nothing(
+    content: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd, output = tmp_path / "odd.jsonl", tmp_path / "output"
+    odd.write_text(content)
+    assert main(["convert", str(odd), "--to", target, "--output", str(output)]) == 2
+    said = capsys.readouterr()
+    assert "no dialogue could be read, so nothing was written" in said.err
+    assert "not read: " in said.out
+    assert not output.exists()

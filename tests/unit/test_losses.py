@@ -132,6 +132,24 @@ def test_truncated_importance_weights() -> None:
     assert float(weights.sum() ** 2 / weights.square().sum()) == pytest.approx(2.69658691, abs=1e-6)
 
 
+def test_a_token_weighs_by_its_own_ratio_and_never_by_the_product_over_its_reply() -> None:
+    """The product of a reply explodes with its length; the weight of a token does not know how long the reply is."""
+    ratios = tensor([1.25, 4.0, 0.88888889])
+    assert float(ratios.prod()) == pytest.approx(4.44444444, abs=1e-6)
+    assert float(ratios.log().mean().exp()) == pytest.approx(1.64414138, abs=1e-6)
+    turn = tensor([1.1, 1.1, 0.9, 1.2])
+    assert float(turn.prod()) == pytest.approx(1.3068, abs=1e-6)
+    assert float(turn.log().mean().exp()) == pytest.approx(1.06918358, abs=1e-6)
+    for tokens, product in ((10, 2.59374246), (100, 13780.61233982)):
+        long = tensor([1.1] * tokens)
+        assert float(long.prod()) == pytest.approx(product, rel=1e-9)
+        weights = truncated_importance(long.log(), torch.zeros_like(long), 2.0)
+        assert weights.tolist() == pytest.approx([1.1] * tokens, abs=1e-12)
+    assert truncated_importance(turn.log(), torch.zeros_like(turn), 2.0).tolist() == pytest.approx(turn.tolist())
+    value, _, _ = ppo([turn.tolist()], [[1.0] * 4], config=PpoLoss.Config(clip_high=0.2))
+    assert float(value.total.detach()) == pytest.approx(-4.3, abs=1e-6)  # the sum of the tokens' own ratios
+
+
 def test_decoupled_loss_weights_by_the_sampler_and_clips_by_the_proximal_policy() -> None:
     config = PpoLoss.Config(clip_high=0.2, importance_cap=2.0)
     value, _, _ = ppo([[1.3]], [[1.5]], config=config, behaviour_logprobs=[[-math.log(4.0)]])

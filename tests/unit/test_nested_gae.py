@@ -256,6 +256,16 @@ def test_whiten_is_the_population_z_score() -> None:
     close(whitened([1, 2, 3, 4], [1, 1, 1, 1]), unbiased * np.sqrt(4 / 3))
 
 
+def test_whatever_is_cut_is_cut_before_or_after_whitening_and_the_order_matters() -> None:
+    raw, all_of_them, unbiased = [-150.0, -20.0, 0.0, 5.0, 300.0], [1] * 5, np.sqrt(5 / 4)
+    cut = np.clip(raw, -10.0, 10.0)
+    close(cut, [-10.0, -10.0, 0.0, 5.0, 10.0])
+    z = np.array([-1.07086055, -0.2843528, -0.16335161, -0.13310131, 1.65166627])
+    of_cut = np.array([-1.00623059, -1.00623059, 0.1118034, 0.67082039, 1.22983739])
+    close(whitened(raw, all_of_them), z * unbiased)
+    close(whitened(cut.tolist(), all_of_them), of_cut * unbiased)
+
+
 @pytest.mark.parametrize("padding", [99.0, -50.0, 0.0, float("nan")])
 def test_br_017_pads_are_in_no_statistic(padding: float) -> None:
     got = whitened([[1, 2, padding], [3, padding, padding]], [[1, 1, 0], [1, 0, 0]])

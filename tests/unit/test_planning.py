@@ -19,6 +19,7 @@ from slea_llm.planning import Launch
 
 LAUNCHES = [name for name in names("recipes") if name.startswith("accelerate/")]
 TINY = find("recipes", "order_taking_tiny.yaml")
+ENGINE = "{endpoint: {url: engine, model: some/model}}"
 
 
 def recipe(*overrides: str) -> Recipe:
@@ -57,6 +58,8 @@ def test_sharding_without_gpus_is_refused(name: str) -> None:
         ({"distributed_type": "MULTI_CPU", "num_processes": 2}, UnsupportedError, "starts ONE process"),
         ({"distributed_type": "NO", "use_cpu": True, "num_processes": 2}, UnsupportedError, "starts ONE process"),
         ({"distributed_type": "TPU"}, UnsupportedError, "'TPU' is not one of"),
+        ({"num_processes": "two"}, ConfigError, "num_processes 'two' is not a whole number"),
+        ({"num_processes": 0}, ConfigError, "num_processes 0 is not a whole number, 1 or more"),
         ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}}, UnsupportedError, "use 2"),
     ],
 )
@@ -194,11 +197,17 @@ BARE = ["model.critic=none", "losses=[{name: ppo, importance_cap: 2.0}]", "train
     [
         (["trainer.proximal=sampler", *BARE], "would clip against the policy that sampled long ago"),
         (["losses=[{name: ppo, importance_cap: 0.0}, {name: value}]"], "ppo.importance_cap 0 would learn"),
+        (["losses=[{name: ppo, importance_cap: '0'}, {name: value}]"], "ppo.importance_cap 0 would learn"),
         (BARE, "replay.priority error is the error of a critic"),
         (["rollout.group_size=16", "replay.share=0.25"], r"room for 10\.7 .* less than a group of 16"),
         ([SIL], "needs returns that were had"),
         (["rollout.scoring_batch=8", "rollout.scoring_ahead=1", "evaluators=[{name: counterfactual}]",
           "streams={outcome: {sources: [outcome]}, s: {sources: [counterfactual]}}"], "plays the next dialogues"),
+        (["rollout.scoring_batch=8", "rollout.scoring_ahead=1", "streams={all: {sources: [outcome, blend]}}",
+          f"evaluators=[{{name: blend, evaluators: [{{name: rules}}, {{name: llm_judge, options: {ENGINE}}}]}}]"],
+         "evaluator 'llm_judge' needs the sampler or an engine"),
+        (["rollout.scoring_batch=8", "rollout.scoring_ahead=1", f"parser={{name: llm, {ENGINE[1:]}"],
+         "parser 'llm' needs the sampler or an engine"),
     ],
 )  # fmt: skip
 def test_replay_and_imitation_that_would_learn_something_else_are_refused(overrides: list[str], text: str) -> None:
@@ -226,3 +235,12 @@ def test_replay_and_imitation_that_fit_are_taken() -> None:
 def test_imitation_of_nothing_is_refused(loss: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         planning.check(recipe(f"losses=[{{name: ppo}}, {{name: value}}, {loss}]"))
+
+
+def test_knowledge_of_another_environment_is_told_with_the_mend() -> None:
+    assert not [note for note in planning.check(recipe()) if "is knowledge of" in note]
+    (note,) = [one for one in planning.check(recipe("environment={name: trip_planning}")) if "is knowledge of" in one]
+    assert note.startswith(
+        "knowledge/order.yaml is knowledge of order_taking, and these are dialogues of trip_planning"
+    )
+    assert note.endswith("set knowledge_base's file to knowledge/trip.yaml")

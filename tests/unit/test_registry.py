@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from slea_llm import registry
@@ -19,3 +21,23 @@ def test_unknown_names_and_kinds_are_refused_with_the_nearest() -> None:
         registry.load("parser", "taged")
     with pytest.raises(ConfigError, match="did you mean 'parser'"):
         registry.names("parsers")
+
+
+def test_an_entry_point_that_takes_a_name_in_use_is_passed_over_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(group: str) -> list[EntryPoint]:
+        pairs = [
+            ("tagged", "theirs:Tagged"),
+            ("mine", "mine:Parser"),
+            ("mine", "yours:Parser"),
+            ("mine", "mine:Parser"),
+        ]
+        return [EntryPoint(name=name, value=value, group=group) for name, value in pairs]
+
+    monkeypatch.setattr(registry, "entry_points", points)
+    with pytest.warns(UserWarning, match="is passed over") as caught:
+        names = registry.names("parser")
+    assert (names["tagged"], names["mine"]) == (registry.ROWS["parser"]["tagged"], "mine:Parser")
+    assert [str(one.message).partition(" is passed")[0] for one in caught] == [
+        "parser 'tagged' of theirs:Tagged",
+        "parser 'mine' of yours:Parser",
+    ]

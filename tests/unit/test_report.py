@@ -17,7 +17,7 @@ from slea_llm.log_measures import Facts
 from slea_llm.report import page
 from slea_llm.report.dialogues import Limits, collect, plots
 from slea_llm.report.patterns import act_of, tool_of
-from slea_llm.report.review import length_trend, queue
+from slea_llm.report.review import Standings, length_trend, queue, standing
 from slea_llm.report.sources import Source
 from slea_llm.report.training import alarms, training
 from slea_llm.storage import write_scored
@@ -199,24 +199,39 @@ def test_the_queue_brings_what_does_not_fit_together() -> None:
         facts(14, -0.5, -0.5, -0.5, success=False, repeats=2),
         facts(15, *[0.1] * 20, success=False),
     ]
-    found = {review.place: {reason.kind for reason in review.reasons} for review in queue([*good, *bad, *odd])}
+    every = [standing(one) for one in (*good, *bad, *odd)]
+    found = {review.place: {reason.kind for reason in review.reasons} for review in queue(every)}
     assert found[12] == {"high score, failure"}
     assert found[13] == {"low score, success"}
     assert found[14] == {"repeats"}
     assert found[15] == {"score rises with length"}
-    assert queue([*good, *bad, *odd])[0].place == 12
+    assert queue(every)[0].place == 12
+    assert queue(every, limit=2) == queue(every)[:2]
     assert not set(range(6)) & found.keys()
     assert queue([]) == []
 
 
 def test_scores_that_rise_with_length_are_noticed() -> None:
-    rising = [facts(number, *[0.1] * (number + 1), success=False) for number in range(12)]
+    rising = [standing(facts(number, *[0.1] * (number + 1), success=False)) for number in range(12)]
     trend = length_trend(rising)
     assert trend is not None
     assert trend.suspicious
     assert trend.correlation == pytest.approx(1.0)
     assert length_trend(rising[:5]) is None
-    assert length_trend([facts(number, 0.1, success=False) for number in range(12)]) is None
+    assert length_trend([standing(facts(number, 0.1, success=False)) for number in range(12)]) is None
+
+
+def test_standings_in_columns_are_the_same_standings() -> None:
+    every = [
+        standing(facts(0, 0.5, -0.25, success=True)),
+        standing(facts(1, success=None)),
+        standing(dataclasses.replace(facts(2, 0.1, success=False, repeats=3), scores=(None, 0.1, None), failed=True)),
+    ]
+    kept = Standings()
+    for one in every:
+        kept.append(one)
+    assert list(kept) == every
+    assert len(kept) == 3
 
 
 def test_plots_of_nothing_and_of_one_value() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -20,16 +22,18 @@ from slea_llm.types import ScoredStep, Span, Step, Trajectory
 
 
 class Right:
-    """Says 0.5 of every step but the first, of which it says nothing."""
+    """Says 0.5 of every step but those of the first turn, of which it says nothing."""
 
-    name = "right"
-    needs: frozenset[str] = frozenset()
+    name: ClassVar[str] = "right"
+    needs: ClassVar[frozenset[str]] = frozenset()
     version = "1"
 
-    def score(self, trajectory: Trajectory, steps: list[Step]) -> tuple[ScoredStep, ...]:
+    def score(self, trajectory: Trajectory, steps: Sequence[Step]) -> tuple[ScoredStep, ...]:
         del trajectory
         return tuple(
-            word_on(step, self.name, self.version, **({"score": 0.5} if step.turn else {"reason": "too early"}))  # type: ignore[arg-type]
+            word_on(step, self.name, self.version, score=0.5)
+            if step.turn
+            else word_on(step, self.name, self.version, reason="too early")
             for step in steps
         )
 

@@ -176,5 +176,5 @@ def test_the_public_state_tells_no_strength_before_it_was_scouted() -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ConfigError, match="rich_share 7"):
         StrategyGame.Config(rich_share=7)
-    with pytest.raises(ConfigError, match="max_turns is 3"):
+    with pytest.raises(ConfigError, match="max_turns 3"):
         StrategyGame.Config(max_turns=3)

@@ -91,7 +91,7 @@ def test_skill_decides_how_much_is_vague() -> None:
     assert vague[0] > 2 * vague[1]
     with pytest.raises(ConfigError, match="novice_share 2"):
         TechSupport.Config(novice_share=2)
-    with pytest.raises(ConfigError, match="max_turns is 7"):
+    with pytest.raises(ConfigError, match="max_turns 7"):
         TechSupport.Config(max_turns=7)
 
 

@@ -143,7 +143,7 @@ def test_several_look_ups_in_one_reply() -> None:
 def test_settings_out_of_range() -> None:
     with pytest.raises(ConfigError, match="slack 3"):
         TripPlanning.Config(slack=3)
-    with pytest.raises(ConfigError, match="max_turns is 4"):
+    with pytest.raises(ConfigError, match="max_turns 4"):
         TripPlanning.Config(max_turns=4)
     other = TripPlanning(TripPlanning.Config(database_seed=5)).databases["en"]
     assert other.hotels != database().hotels

@@ -104,8 +104,7 @@ def test_what_a_stranger_wrote_is_understood(file: Path) -> None:
 
 def test_every_paraphrased_environment_has_a_strangers_sentences() -> None:
     named = {f"{name}.{code}" for name in PARAPHRASES for code in ("en", "zh")}
-    assert named - {file.stem for file in SAID} <= {"code_task.en", "code_task.zh"}  # the newest: not written yet
-    assert {file.stem for file in SAID} <= named
+    assert {file.stem for file in SAID} == named
 
 
 # What broadened patterns must not catch.
@@ -119,12 +118,60 @@ WITHOUT_EFFECT = [
     ("tech_support", "en", "It is not the password that expired."),
     ("strategy_game", "en", "We will not put a wall around the town."),
     ("strategy_game", "zh", "别让探子看见。"),
+    ("code_task", "en", "Did I get anything wrong?"),
+    ("code_task", "zh", "我没记错吧？"),
+    ("code_task", "zh", "有没有不对的地方？"),
 ]
 
 
 @pytest.mark.parametrize(("name", "language", "reply"), WITHOUT_EFFECT)
 def test_what_only_sounds_like_an_act_does_nothing(name: str, language: str, reply: str) -> None:
     assert understood(name, language, reply) == set()
+
+
+# Alternatives are asked for; what stands beside them, and "or" that offers none, is read back.
+ALTERNATIVES = [
+    ("code_task", "en", "CSV or JSON?", {"source"}, {}),
+    ("code_task", "en", "Is it CSV, JSON or something else?", {"source"}, {}),
+    ("code_task", "en", "And what do I fill: a dict, a list, a database?", {"target"}, {}),
+    ("code_task", "en", "Do I read CSV or JSON into a sorted list?", {"source"}, {"target": "a sorted list"}),
+    ("code_task", "en", "Should I skip bad amounts or raise ValueError?", {"bad"}, {}),
+    ("code_task", "en", "CSV text, or am I wrong?", set(), {"source": "CSV text"}),
+    ("code_task", "en", "What I noted: CSV text, a dict, is that right?", set(), "source target"),
+    ("code_task", "zh", "用字典还是列表？", {"target"}, {}),
+    ("code_task", "zh", "要不要把金额加起来？", {"repeated"}, {}),
+    ("code_task", "zh", "还是用字典，对吗？", set(), {"target": "按编号的字典"}),
+    ("trip_planning", "en", "Shanghai or Hangzhou?", {"city"}, {}),
+    ("trip_planning", "en", "Where do you go, Shanghai, Beijing or Tokyo?", {"city"}, {}),
+    ("trip_planning", "en", "You go to Shanghai for business or pleasure?", {"purpose"}, {"city": "Shanghai"}),
+    ("trip_planning", "en", "So 1500 dollars or less, right?", set(), {"budget": "1500 dollars"}),
+    ("trip_planning", "zh", "去上海出差还是旅游？", {"purpose"}, {"city": "上海"}),
+    ("trip_planning", "zh", "住3晚还是4晚？", {"nights"}, {}),
+    ("complaint", "en", "Does it leak or does it make a loud noise?", {"symptom"}, {}),
+    ("complaint", "zh", "是漏水还是不排水？", {"symptom"}, {}),
+    ("complaint", "zh", "周五还是周六方便？", {"day"}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "language", "reply", "asks", "reads_back"), ALTERNATIVES)
+def test_a_question_of_alternatives_asks_and_reads_nothing_back(
+    name: str, language: str, reply: str, asks: set[str], reads_back: dict[str, str] | str
+) -> None:
+    environment = environment_of(name, language)
+    acts = environment.start(environment.task(0)).agent_says(reply).acts
+    assert {*acts["asks"]} == asks
+    heard = acts["reads_back"]
+    assert (set(heard) == set(reads_back.split())) if isinstance(reads_back, str) else (heard == reads_back)
+
+
+@pytest.mark.parametrize("name", ["tech_support", "strategy_game"])
+def test_without_placeholders_what_looks_like_one_is_what_it_says(name: str) -> None:
+    environment = environment_of(name, "en")
+    episode: Any = environment.start(environment.task(0))
+    episode.notes.filled = {"error": "timed_out"}
+    acts = episode.agent_says("So {notes}, and {error}. Right?").acts
+    assert acts["heard"] == "So {notes}, and {error}. Right?"
+    assert not acts.get("reads_back")
 
 
 @pytest.mark.parametrize(
