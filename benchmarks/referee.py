@@ -2,7 +2,7 @@
 
 python benchmarks/referee.py [--planted FOLDER] [--human FOLDER] [--scripted N] [--show]
 
-`--planted`: `*.jsonl` files with one dialogue a line:
+`--planted`: `*.jsonl` or `*.jsonl.gz` files with one dialogue a line:
     {"id", "goal": {slot: value, ...} or any goal, "language": "en" or "zh", "ending": a termination,
      "messages": [{"role": "user", "assistant" or "tool", "content"}], "party": whose fault, or null, "kind": free text}
 `--human`: the folder with multiwoz_sample.json, crosswoz_sample.json (ConvLab form) and, if it is there,
@@ -13,6 +13,7 @@ python benchmarks/referee.py [--planted FOLDER] [--human FOLDER] [--scripted N] 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,8 +55,9 @@ def dialogue(name: str, messages: Sequence[Mapping[str, str]], **task: Any) -> T
 
 def planted(folder: Path) -> Iterator[tuple[Trajectory, str | None, str]]:
     """`(dialogue, party, kind)` of every line of a folder's files."""
-    for file in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
+    for file in sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz"))):
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        for number, line in enumerate(data.decode("utf-8").splitlines()):
             if not line.strip():
                 continue
             one = json.loads(line)

@@ -19,7 +19,8 @@ from slea_llm.blame.faults import KINDS, Fault, Party
 from slea_llm.blame.form_rules import form_faults
 from slea_llm.blame.goal_rules import goal_faults
 from slea_llm.blame.other_rules import other_faults
-from slea_llm.blame.view import View, view
+from slea_llm.blame.view import Line, View, view
+from slea_llm.blame.weighing import weighed
 from slea_llm.endpoints import Endpoint, chat_model_of, whole_characters
 from slea_llm.errors import ConfigError, nearest
 from slea_llm.questions import Answer, ChatModel, Question, Usage
@@ -29,6 +30,8 @@ PARTIES: tuple[str, ...] = get_args(Party)
 FIELDS = frozenset({"goal", "dialogue", "ending"})
 TRUSTED = frozenset({"scripted"})
 """Users that say what their task says and nothing else: no fault of theirs is looked for in their words."""
+AGAINST_GOAL = frozenset({"contradicts_goal", "changes_goal", "invents", "made_up", "wrong_agreement", "wrong_denial"})
+"""What no rule can say against a goal that is told in prose alone: these are noted, and blame nobody."""
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -75,8 +78,9 @@ class Referee:
 
     A user that is a script is trusted: its words are not searched for faults. A dialogue that broke is laid to whose
     part raised. Otherwise, in this order: a decisive fault of the user (also in a success), a serious one of
-    environment or scorer, of the user, the chat model's word, a suspicion, the agent. A success without a decisive
-    fault is nobody's fault.
+    environment or scorer, of the user, the chat model's word, a suspicion, the agent. Where the goal has slots, all
+    evidence together takes the place of the user's serious faults and suspicions. A success without a decisive fault
+    is nobody's fault.
     """
 
     name: ClassVar[str] = "rules"
@@ -149,10 +153,16 @@ class Referee:
         """What the rules say for certain; None for a failure that they do not explain."""
         faults = find(seen)
         first = next((one for one in faults if _decides(one, seen)), None)
+        if first is not None and first.party == "user" and first.weight == "serious" and _weighs(seen):
+            fault, _ = weighed(seen, faults)
+            return None if fault is None else self._ruling(fault, faults)
         if first is not None:
             return self._ruling(first, faults)
         if seen.success or seen.trajectory.termination == "unknown":  # a log that says no ending says no failure
             return Ruling(party=None, noted=faults)
+        if _weighs(seen):
+            fault, _ = weighed(seen, faults)
+            return None if fault is None else self._ruling(fault, faults)
         return None
 
     def _by_answer(self, seen: View, faults: tuple[Fault, ...], answer: Answer | None) -> Ruling:
@@ -160,10 +170,15 @@ class Referee:
         if answer is not None and answer.value is not None:
             return replace(self._ruling(answer.value, faults), by="llm")
         unasked = "" if answer is None or answer.reason is None else answer.reason
-        suspicion = next((one for one in faults if one.weight == "suspect"), None)
-        if suspicion is not None:
-            return replace(self._ruling(suspicion, faults), unasked=unasked)
-        last = next((line for line in reversed(seen.lines) if line.side == "agent"), None)
+        last: Line | None = None
+        if _weighs(seen):
+            _, last = weighed(seen, faults)
+        else:
+            suspicion = next((one for one in faults if one.weight == "suspect"), None)
+            if suspicion is not None:
+                return replace(self._ruling(suspicion, faults), unasked=unasked)
+        if last is None:
+            last = next((line for line in reversed(seen.lines) if line.side == "agent"), None)
         quote = last.text[:300] if last is not None else ""
         fault = Fault(party="agent", kind="fails", turn=last.turn if last is not None else 0, quote=quote)
         return replace(self._ruling(fault, faults), by="default", unasked=unasked)
@@ -192,11 +207,27 @@ class Referee:
         )
 
 
+def _weighs(seen: View) -> bool:
+    """Whether a failure is decided by all the evidence: only where there are slots to hold it against."""
+    return _has_slots(seen) and seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed
+
+
+def _has_slots(seen: View) -> bool:
+    return len(seen.wanted) >= 2
+
+
+def rule_faults(seen: View) -> tuple[Fault, ...]:
+    """What the rules alone see."""
+    return find(seen)
+
+
 def find(seen: View) -> tuple[Fault, ...]:
     """All faults that the rules see, the weightiest first, in the order of their turns."""
     faults = list(other_faults(seen))
     if seen.pinned.get("name") not in TRUSTED and not seen.trajectory.failed:
         faults += [*form_faults(seen), *goal_faults(seen), *conduct_faults(seen)]
+    if seen.goal_text and not _has_slots(seen):
+        faults = [replace(one, weight="minor") if one.kind in AGAINST_GOAL else one for one in faults]
     order = ("decisive", "serious", "suspect", "minor")
     unique = {(one.party, one.kind, one.turn): one for one in reversed(faults)}
     return tuple(sorted(unique.values(), key=lambda one: (order.index(one.weight), one.party == "user", one.turn)))

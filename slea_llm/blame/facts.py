@@ -33,13 +33,13 @@ _NUMBERS: Mapping[str, int] = {
     "couple of": 2,
     "a dozen": 12,
 }
-_ZH_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate("零一二三四五六七八九")} | {
+CHINESE_DIGITS: Mapping[str, int] = {char: number for number, char in enumerate("零一二三四五六七八九")} | {
     "两": 2,
     "俩": 2,
 }
 _WORD_NUMBER = re.compile(
-    rf"\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b"
-    rf"(?:[- ](?:{'|'.join(_ONES[1:10])})\b)?"
+    rf"\b(?:{'|'.join(_TENS)})[- ](?:{'|'.join(_ONES[1:10])})\b"
+    rf"|\b(?:{'|'.join(sorted(_NUMBERS, key=len, reverse=True))})\b"
 )
 _ZH_NUMBER = re.compile(
     r"(?:[一二两三四五六七八九]?十[一二三四五六七八九]?|[一二两俩三四五六七八九])(?=[份人晚天个位张间点碗盘客套日号月杯块元])"
@@ -121,8 +121,8 @@ def _number(words: str) -> int:
 def _zh_number(text: str) -> int:
     tens, ten, ones = text.partition("十")
     if not ten:
-        return _ZH_DIGITS[text]
-    return 10 * (_ZH_DIGITS[tens] if tens else 1) + (_ZH_DIGITS[ones] if ones else 0)
+        return CHINESE_DIGITS[text]
+    return 10 * (CHINESE_DIGITS[tens] if tens else 1) + (CHINESE_DIGITS[ones] if ones else 0)
 
 
 def _clock(match: re.Match[str]) -> str:
@@ -264,13 +264,15 @@ def _half(value: str) -> str:
 class Wanted:
     """One slot of a goal: its name, the texts that it may be told by (any of them will do), and the facts in them.
 
-    `wrong` holds what the task lets its user say wrongly at first.
+    `wrong` holds what the task lets its user say wrongly at first, `means` what the environment should note where it
+    notes a finding of its own and not the words.
     """
 
     slot: str
     texts: tuple[str, ...]
     facts: tuple[Fact, ...]
     wrong: tuple[str, ...] = ()
+    means: str = ""
 
     def named_in(self, text: str) -> bool:
         """Whether a text names this value."""
@@ -289,6 +291,10 @@ class Wanted:
         """Whether a noted value is this one, in whatever spelling."""
         number = _digits(value)
         return (number is not None and number in self.numbers) or self.named_in(value)
+
+    def is_noted(self, noted: str) -> bool:
+        """Whether what an environment noted is right."""
+        return noted == self.means if self.means else self.is_value(noted)
 
     @property
     def is_short(self) -> bool:
@@ -318,8 +324,8 @@ class Wanted:
 
 def _digits(text: str) -> str | None:
     plain = normal(text).strip()
-    if plain in _ZH_DIGITS:
-        return str(_ZH_DIGITS[plain])
+    if plain in CHINESE_DIGITS:
+        return str(CHINESE_DIGITS[plain])
     return plain if plain.isdigit() and len(plain) <= 3 else None
 
 
@@ -344,6 +350,10 @@ def _holds(text: str, value: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(value)}(?:s|es)?(?!\w)", plain) is not None
 
 
+PROSE = ("story", "description", "text", "instructions", "instruction")
+"""Keys of a goal, or of its user, under which the goal is told in words."""
+NAMES = ("id", "task_id", "language", "ending", "outputs", "actions")
+"""Keys of a task that name it or say how it is judged: nothing that a user is there to tell."""
 NOT_VALUES = frozenset(
     {
         "wording",
@@ -363,17 +373,21 @@ NOT_VALUES = frozenset(
 
 
 def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
-    """The slots of a goal: those of `user.values`, `values` or `inform`, else every scalar in it."""
+    """The slots of a goal: those of `user.values`, `values` or `inform`, else its scalars that are no prose or name."""
     user = goal.get("user")
     agenda = user if isinstance(user, Mapping) else {}
     for source in (agenda.get("values"), goal.get("values"), goal.get("inform")):
         if isinstance(source, Mapping) and source:
-            misstated = agenda.get("misstated", {})
+            misstated, means = agenda.get("misstated", {}), agenda.get("means", {})
             return tuple(
-                replace(slot, wrong=(str(misstated[slot.slot]),)) if slot.slot in misstated else slot
+                replace(
+                    slot,
+                    wrong=(str(misstated[slot.slot]),) if slot.slot in misstated else (),
+                    means=str(means.get(slot.slot, "")),
+                )
                 for slot in _slots(source, "")
             )
-    return tuple(_slots({key: value for key, value in goal.items() if key != "user"}, ""))
+    return tuple(_slots({key: value for key, value in goal.items() if key not in ("user", *NAMES, *PROSE)}, ""))
 
 
 def _slots(value: Any, name: str) -> Iterator[Wanted]:

@@ -28,6 +28,8 @@ _SPEAKS = re.compile(
     r"|客服(?:说|答|回复|回答)\s*[:：“\"]",
     re.IGNORECASE,
 )
+_ANY_LABEL = re.compile(r"(?:\A|(?<=[\s.。!！?？;；,，”\"]))([A-Za-z]{1,12}|[\u4e00-\u9fff]{1,3})\s*[:：](?![/\d])")
+_QUOTED = re.compile(r"[\"“「][^\"“”「」]{3,}[\"”」]")
 _YOU = re.compile(r"\b(?:you|your|yours|the user|the customer)\b|你(?!好)|您(?!好)|用户|顾客")
 _CJK = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _LATIN = re.compile(r"[A-Za-z]{2,}")
@@ -36,6 +38,10 @@ _OTHER_SCRIPT = re.compile(
 )
 _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
+
+
+_ADDRESS = re.compile(r"[\w.+-]+@[\w.-]+|https?://\S+")
+"""E-mail and web addresses are of no language."""
 
 
 def form_faults(seen: View) -> Iterator[Fault]:
@@ -73,10 +79,10 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
         yield of_user("leak", line, found, weight="decisive")
     if found := cue("artificial", plain):
         yield of_user("out_of_character", line, found, weight="decisive")
-    if found := speech.other_side(text) or _labels(text):
+    if found := speech.other_side(text) or _labels(text) or _transcript(text):
         yield of_user("both_sides", line, weight="decisive", note=found)
     if found := speech.flips_role(text) or cue("agent_talk", plain):
-        yield of_user("role_flip", line, found)
+        yield of_user("role_flip", line, found, weight="minor" if _may_say(found, line, seen) else "serious")
     for kind, quote in (
         ("control_tokens", _first(_CONTROL, text)),
         ("stop_signal", _stop_signal(line, plain, seen)),
@@ -90,6 +96,18 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
             yield of_user(kind, line, quote, weight="decisive" if kind in ("tampers", "structured") else "serious")
 
 
+def _may_say(found: str, line: Line, seen: View) -> bool:
+    """Whether words of an agent fit a user too: it offers something else than what it was asked for, or is sorry."""
+    agent = next((one for one in reversed(seen.before(line, "agent")) if one.text), None)
+    polite = re.search(r"anything else|apologi[sz]e|sorry", found.lower())
+    return bool(
+        polite
+        and agent is not None
+        and (cue("needs", agent.plain) or cue("asks", agent.plain))
+        and not speech.is_farewell(line.text)
+    )
+
+
 def _labels(text: str) -> str:
     """The label under which a user writes for somebody else, in a line that has a label for itself too."""
     if found := _SPEAKS.search(text):
@@ -98,6 +116,17 @@ def _labels(text: str) -> str:
     other = [match for match in _LABEL.finditer(text) if not _OWN.match(match[0])]
     begins = bool(other) and not text[: other[0].start()].strip() and cue("firms", other[0][0].lower())
     return other[0][0].strip() if other and (own or begins) else ""
+
+
+def _transcript(text: str) -> str:
+    """The labels or quotation marks by which a line is a dialogue of its own; empty when it is none."""
+    labels = _ANY_LABEL.findall(text)
+    if len(set(labels)) >= 2 and len(labels) >= 3 and len(set(labels)) < len(labels):
+        return f"{labels[0]}: ... {labels[1]}:"
+    quoted = _QUOTED.findall(text)
+    if len(quoted) >= 3 and sum(map(len, quoted)) > 0.5 * len(text):
+        return str(quoted[1])
+    return ""
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
@@ -117,7 +146,8 @@ def _stop_signal(line: Line, plain: str, seen: View) -> str:
     if line.turn < len(seen.trajectory.turns):
         return found
     said = [part for part in re.split(r"[.!?。！？\n]+", line.text.replace(found, "")) if re.search(r"\w", part)]
-    return found if said and not speech.is_farewell(said[-1]) else ""
+    polite = any(speech.is_farewell(part) or cue("thanks", part.lower()) for part in said)
+    return found if said and not polite else ""
 
 
 def _copied(plain: str, goal_text: str) -> str:
@@ -154,8 +184,9 @@ def _gibberish(text: str, words: list[str]) -> str:
         return "the same words over and over"
     for size in (1, 2, 3):
         runs = [words[place : place + size] for place in range(0, len(words) - size + 1)]
-        for place in range(len(runs) - 3 * size):
-            if all(runs[place] == runs[place + size * more] for more in (1, 2, 3)):
+        for place, run in enumerate(runs):
+            times = 6 if size == 1 and not run[0].isascii() else 4  # "谢谢谢谢" is none
+            if runs[place : place + size * times : size] == [run] * times:
                 return "a loop"
     stripped = text.strip()
     if len(stripped) >= 8 and sum(bool(_PLAIN.match(letter)) for letter in stripped) < 0.6 * len(stripped):
@@ -173,6 +204,7 @@ def _gibberish(text: str, words: list[str]) -> str:
 
 def _foreign(text: str, words: list[str], seen: View) -> str:
     language = seen.language or _language_of_agent(seen)
+    text = _ADDRESS.sub(" ", text)
     asian, latin = len(_CJK.findall(text)), len(_LATIN.findall(text))
     other = len(_OTHER_SCRIPT.findall(text))
     if other >= 4 and other > 0.3 * max(len(text.replace(" ", "")), 1):

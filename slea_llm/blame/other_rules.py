@@ -62,7 +62,7 @@ def _state(seen: View) -> Iterator[Fault]:
     wrong = {
         slot: filled[slot.slot]
         for slot in seen.wanted
-        if slot.slot in filled and not slot.is_value(str(filled[slot.slot]))
+        if slot.slot in filled and not slot.is_noted(str(filled[slot.slot]))
     }
     whole = bool(filled) and all(slot.slot in filled for slot in seen.wanted)
     if turns[-1].state_after.get("placed") and not wrong and whole:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from slea_llm import assets
-from slea_llm.blame.facts import Wanted, normal, wanted
+from slea_llm.blame.facts import PROSE, Wanted, normal, wanted
 from slea_llm.models.thoughts import without_thoughts
 from slea_llm.types import Trajectory
 from slea_llm.users import speech
@@ -192,7 +192,5 @@ def _goal_text(goal: Mapping[str, Any]) -> str:
     """Instructions that the goal holds as prose."""
     user = goal.get("user")
     places = (goal, user) if isinstance(user, Mapping) else (goal,)
-    texts = [
-        place.get(key) for place in places for key in ("story", "description", "text", "instructions", "instruction")
-    ]
+    texts = [place.get(key) for place in places for key in PROSE]
     return "\n".join(re.sub(r"<[^>]+>", "", text) for text in texts if isinstance(text, str))

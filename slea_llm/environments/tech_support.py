@@ -51,6 +51,7 @@ class TechSupport(NotedTasks["SupportEpisode"]):
         vague_share, opening = SKILLS[skill]
         user = {
             "values": values,
+            "means": {fact: findings[fact] for fact in FACTS},
             "volunteers": ["error"] if rng.random() < opening else [],
             "together": {},
             "vague": draw_vague(rng, FACTS, vague_share),

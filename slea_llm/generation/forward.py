@@ -87,7 +87,7 @@ class ByBlocks:
         rows, queries = ids.shape
         # Right-padding of a prefill may lie beyond the context; what it computes is overwritten before it is seen.
         cos, sin = self._turns[positions.flatten().clamp(max=len(self._turns) - 1)].chunk(2, dim=-1)
-        states = self._decoder.embed_tokens(ids.flatten())
+        states: torch.Tensor = self._decoder.embed_tokens(ids.flatten())
         bias = None if queries > 1 else torch.where(seen, 0.0, -torch.inf).to(states.dtype)[:, None]
         for block, layer in zip(self._blocks, cache.layers, strict=True):
             qkv = projected(states, block, cos, sin, self._shape).view(rows, queries, -1)

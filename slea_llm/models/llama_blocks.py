@@ -53,7 +53,7 @@ class Shape:
     def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values (..., heads, size) of (..., width)."""
         heads = qkv.view(*qkv.shape[:-1], -1, self.size)
-        return heads.split([self.heads, self.key_heads, self.key_heads], dim=-2)
+        return torch.split(heads, [self.heads, self.key_heads, self.key_heads], dim=-2)
 
 
 def blocks_of(decoder: Any, weight: Weight) -> list[Block]:
@@ -62,12 +62,12 @@ def blocks_of(decoder: Any, weight: Weight) -> list[Block]:
     for layer in decoder.layers:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = [getattr(attention, name) for name in PROJECTIONS[:3]]
-        bias = None if _bias(qkv[0]) is None else torch.cat([_bias(one) for one in qkv])
+        biases = [bias for bias in map(_bias, qkv) if bias is not None]  # all of them or none
         found.append(
             Block(
                 first_norm=layer.input_layernorm.weight,
                 qkv=torch.cat([weight(one) for one in qkv]),
-                qkv_bias=bias,
+                qkv_bias=torch.cat(biases) if biases else None,
                 out=weight(attention.o_proj),
                 second_norm=layer.post_attention_layernorm.weight,
                 gate_up=torch.cat([weight(mlp.gate_proj), weight(mlp.up_proj)]),
@@ -93,7 +93,8 @@ def _shape(base: PreTrainedModel) -> Shape | None:
     """Sizes of a decoder whose modules are those of a Llama, as Qwen2's and Mistral's are; None of any other."""
     decoder, config = base.get_decoder(), base.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if not attends_to_all(config) or rope not in ("default", "linear", "llama3"):
+    # In half precision a trial on a few tokens could not tell a Llama from its like.
+    if base.dtype != torch.float32 or not attends_to_all(config) or rope not in ("default", "linear", "llama3"):
         return None
     if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return None
@@ -175,10 +176,10 @@ def _attend(qkv: torch.Tensor, lengths: Sequence[int], shape: Shape) -> torch.Te
     """Causal attention within every row: (n, heads * size) of queries, keys and values (n, width)."""
     grouped = shape.heads != shape.key_heads
     rows = []
-    for row in qkv.split(list(lengths)):
+    for row in torch.split(qkv, list(lengths)):
         query, key, value = (states.transpose(0, 1)[None] for states in shape.split(row))
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=grouped)
-        rows.append(mixed[0].transpose(0, 1).flatten(1))
+        found = scaled_dot_product_attention(query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=grouped)
+        rows.append(found[0].transpose(0, 1).flatten(1))
     return torch.cat(rows)
 
 
@@ -269,14 +270,14 @@ class _Mixed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         mixed, out, norm, gate_up, down, h, scaled, inverse, gate, up, opened, product = ctx.saved_tensors
-        trained = ctx.needs_input_grad[2]  # an adapter is on all of them or none
-        of_down = grad.T @ product if trained else None
+        _, _, out_trained, _, gate_up_trained, down_trained, _ = ctx.needs_input_grad
+        of_down = grad.T @ product if down_trained else None
         of_product = grad @ down
         both = torch.empty(len(grad), 2 * gate.shape[1], dtype=grad.dtype)
         of_gate, of_up = both.chunk(2, dim=1)
         torch.mul(of_product, opened, out=of_up)
         of_gate.copy_(torch.ops.aten.silu_backward(of_product.mul_(up), gate))
-        of_gate_up = both.T @ h if trained else None
+        of_gate_up = both.T @ h if gate_up_trained else None
         of_middle = _normed_gradient(both @ gate_up, norm, scaled, inverse).add_(grad)
-        of_out = of_middle.T @ mixed if trained else None
+        of_out = of_middle.T @ mixed if out_trained else None
         return of_middle, of_middle @ out, of_out, None, of_gate_up, of_down, None

@@ -67,10 +67,10 @@ def attend(
         )
         return output
     grouped = query.shape[1] != key.shape[1]
-    sizes = list(row_lengths)
+    queries, keys, values = (torch.split(states, list(row_lengths), dim=2) for states in (query, key, value))
     rows = [
-        scaled_dot_product_attention(*row, is_causal=True, scale=scaling, enable_gqa=grouped).transpose(1, 2)
-        for row in zip(*(states.split(sizes, dim=2) for states in (query, key, value)), strict=True)
+        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped).transpose(1, 2)
+        for q, k, v in zip(queries, keys, values, strict=True)
     ]
     return torch.cat(rows, dim=1), None
 
@@ -115,4 +115,5 @@ def probe_rows(base: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether two results differ by rounding alone."""
-    return bool((ours - theirs).abs().max() <= 256 * torch.finfo(theirs.dtype).eps * theirs.abs().max())
+    tolerance = min(256 * torch.finfo(theirs.dtype).eps, 0.05)
+    return bool((ours - theirs).abs().max() <= tolerance * theirs.abs().max())

@@ -63,8 +63,7 @@ class PolicyCritic(nn.Module):
                 "of every position will be computed, which is slower and takes more memory",
                 stacklevel=2,
             )
-        # A GPU would wait for a kernel per row; a CPU only saves the padding.
-        self._packs = not self._plain and device.type == "cpu" and attend_by_rows(base)
+        self._packs = not self._plain and attend_by_rows(base)
         self._shape = self._small_shape()
 
     @property
@@ -165,7 +164,9 @@ class PolicyCritic(nn.Module):
         return policy, torch.zeros((count, len(self.streams)), dtype=self.dtype, device=rows.ids.device)
 
     def _rows(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> _Rows:
-        return _Rows(ids, attention_mask, Layout.of(attention_mask) if self._packs else None)
+        # A GPU would wait for a kernel per row; a CPU only saves the padding.
+        packs = self._packs and ids.device.type == "cpu"
+        return _Rows(ids, attention_mask, Layout.of(attention_mask) if packs else None)
 
     def _states(self, rows: _Rows, adapter: str | None, at: torch.Tensor | None = None) -> _States:
         """The decoder's last states of all tokens, or of those at these places."""

@@ -14,7 +14,8 @@ Where a task needs more, it may also say:
 - `changes`: slots of `misstated` whose first value was meant and is taken back unasked, an answer after it was told;
 - `undecided`: slot -> how many suggestions it refuses before it takes one; its `values` entry is the empty text;
 - `accepts`: slot -> the one proposal that it finds to be right; `first`: slot -> the act that it must have heard before
-  it tells that slot; `welcomes`: act -> the phrasing with which it answers that act the first time.
+  it tells that slot; `welcomes`: act -> the phrasing with which it answers that act the first time;
+- `means`: slot -> what the environment should note of it, where it notes a finding and not the words (for the referee).
 
 It reacts to `acts` alone: `asks` and `recommends` (slots), `reads_back` (slot -> value heard), `suggests`, `proposes`
 and `unavailable` (slot -> value), `does` (names of other acts). A reply that does none of these, asks for what was
@@ -54,6 +55,7 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "accepts": ("accept", "reject"),
     "first": ("upset",),
     "welcomes": (),
+    "means": (),
 }
 """Entries that an agenda may have, and the phrasings that each needs."""
 

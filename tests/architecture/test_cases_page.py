@@ -31,6 +31,7 @@ def test_the_page_and_the_tests_agree() -> None:
 def test_every_row_names_tests_that_carry_its_id() -> None:
     rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| BR-")]
     assert len(rows) > 40
+    assert len({row[1] for row in rows}) == len(rows), "a case has one row"
     for row in rows:
         number = row[1].strip().removeprefix("BR-")
         tests = re.findall(r"::(\w+)`", row[4])

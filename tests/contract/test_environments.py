@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slea_llm import registry
+from slea_llm import registry, rollout
 from slea_llm.errors import EpisodeError, UnsupportedError
 from slea_llm.interfaces import Environment
+from slea_llm.referee import Referee
 from slea_llm.types import Message, State
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.dialogue import Played, play, resume
@@ -119,6 +120,20 @@ def test_expert_that_errs_sometimes_fails(environment: Environment, user: Script
     tasks = [environment.task(seed) for seed in range(30 if environment.name not in SANDBOXED else 8)]
     ends = [play(environment, user, environment.expert(t, error_rate=1.0), t).termination for t in tasks]
     assert "failure" in ends or "user_left" in ends
+
+
+def test_what_a_bad_agent_fails_at_is_laid_to_nobody_else(environment: Environment, user: ScriptedUser) -> None:
+    """What an environment notes in terms of its own (a finding, a code) is not taken for a word misheard."""
+    tasks = [environment.task(seed) for seed in seeds(environment)]
+    agents = [environment.expert(task, error_rate=0.6) for task in tasks]
+    turns = environment.config.max_turns  # type: ignore[attr-defined]
+    records = [
+        rollout.play(environment, user, agent, task, seed=seed, max_turns=turns)
+        for seed, (agent, task) in enumerate(zip(agents, tasks, strict=True))
+    ]
+    rulings = Referee(Referee.Config()).judge_many(records)
+    others = [ruling for ruling in rulings if ruling.party not in ("agent", None)]
+    assert not others
 
 
 def test_idler_and_say_only_agent_fail(environment: Environment, user: ScriptedUser) -> None:

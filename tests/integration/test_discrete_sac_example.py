@@ -30,7 +30,7 @@ from order_acts import ACTS, SIZE, Orders, one_token, vector  # noqa: E402 (foun
 from order_run import ARMS, Plan, Run, table  # noqa: E402
 from order_sac import Sac, SacSettings, transitions  # noqa: E402
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 GAMMA = 0.95
 

@@ -388,7 +388,8 @@ def test_a_folder_without_weights_or_judgement_is_no_start(tmp_path: Path) -> No
         AttentionCredit.preflight(AttentionCredit.Config(model=str(folder)))
     card = json.loads((folder / CARD).read_text())
     whole = card["unseen"]
-    for unseen in ({"dialogues": 40}, {**whole, "dialogues": "forty"}, {**whole, "auc": "high"}, None, []):
+    odd: list[Any] = [{"dialogues": 40}, {**whole, "dialogues": "forty"}, {**whole, "auc": "high"}, None, []]
+    for unseen in odd:
         (folder / CARD).write_text(json.dumps({**card, "unseen": unseen}))
         with pytest.raises(StorageError, match="does not say how its copy was judged"):
             ValueShaping.preflight(config)

@@ -22,6 +22,7 @@ from slea_llm.evaluators.reward_model_features import EVIDENCE, SEGMENTS, prefix
 from slea_llm.evaluators.reward_model_memory import MEMORY, Memory, attached_apart
 from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork, collate
 from slea_llm.fitting.evaluator import fit_evaluator
+from slea_llm.fitting.training import Example, multitask_loss
 from slea_llm.scoring import Scorer
 from slea_llm.types import Trajectory
 from tests.strategies import trajectories
@@ -294,3 +295,17 @@ def test_br_059_a_score_is_read_at_the_positions_that_are_real_whatever_looks_li
     torch.testing.assert_close(together, alone)
     assert torch.isfinite(together).all()
     assert not torch.equal(together[-1], together[3])
+
+
+def test_loss_of_the_oracle() -> None:
+    """Chances .9 .8 .3 .6 .1 against 1 1 0 0 0 cost 0.34136605 nats, half of that as chances of success."""
+    chances, wanted = np.array([0.9, 0.8, 0.3, 0.6, 0.1]), np.array([1.0, 1.0, 0.0, 0.0, 0.0])
+    trajectory = of_replies("d", GOOD)
+    (where,) = prefixes([(trajectory, cut(trajectory))], HashingEncoder(), "apart")
+    logits = torch.from_numpy(np.log(chances / (1 - chances)))[None, :, None].repeat(1, 1, 2)
+    targets = np.stack([wanted, wanted], axis=1)
+    for head, share in ((0, 1.0), (1, 0.5)):
+        weights = np.zeros((5, 2))
+        weights[:, head] = 1.0
+        rows = [Example(group="a", prefixes=where, targets=targets, weights=weights)]
+        assert float(multitask_loss(logits, rows, 0.0)) == pytest.approx(share * 0.34136605, abs=1e-6)

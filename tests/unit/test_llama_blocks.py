@@ -157,10 +157,13 @@ def test_gradients_of_both_nodes() -> None:
     )
 
 
-def policy(rank: int = 8, *, critic: Any = "own_adapter", checkpointing: bool = False) -> PolicyCritic:
+def policy(
+    rank: int = 8, *, critic: Any = "own_adapter", checkpointing: bool = False, targets: Any = "all-linear"
+) -> PolicyCritic:
     chosen = ModelSettings(
-        base="none", lora_rank=rank, critic_rank=rank, critic=critic, gradient_checkpointing=checkpointing
-    )
+        base="none", lora_rank=rank, critic_rank=rank, critic=critic, gradient_checkpointing=checkpointing,
+        lora_targets=targets,
+    )  # fmt: skip
     model = PolicyCritic(made("llama"), chosen, streams=("outcome", "scores"), temperature=0.8, seed=0)
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
@@ -198,9 +201,19 @@ def vars_of(outputs: Any) -> list[torch.Tensor]:
     return [outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach()]
 
 
-@pytest.mark.parametrize("critic", ["own_adapter", "shared_trunk", "none"])
-def test_policy_critic_and_gradients_are_the_same_by_all_three_ways(critic: Any) -> None:
-    model = policy(critic=critic)
+@pytest.mark.parametrize(
+    ("critic", "targets"),
+    [
+        ("own_adapter", "all-linear"),
+        ("shared_trunk", "all-linear"),
+        ("none", "all-linear"),
+        ("own_adapter", ("q_proj", "v_proj")),
+        ("none", ("gate_proj",)),
+        ("shared_trunk", ("o_proj", "down_proj")),
+    ],
+)
+def test_policy_critic_and_gradients_are_the_same_by_all_three_ways(critic: Any, targets: Any) -> None:
+    model = policy(critic=critic, targets=targets)
     assert model._packs
     assert model._shape is not None
     by_blocks = everything(model)
@@ -215,6 +228,12 @@ def test_policy_critic_and_gradients_are_the_same_by_all_three_ways(critic: Any)
 def test_large_models_and_checkpointed_ones_keep_their_modules() -> None:
     assert policy(rank=1)._shape is None
     assert policy(checkpointing=True)._shape is None
+
+
+def test_a_trial_in_half_precision_is_not_trusted() -> None:
+    model = made("llama").to(torch.bfloat16)
+    assert small_shape(model, own) is None
+    assert attend_by_rows(model)
 
 
 @torch.no_grad()
