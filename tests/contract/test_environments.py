@@ -19,7 +19,7 @@ from slea_llm.types import Message, State
 from slea_llm.users.scripted import ScriptedUser
 from tests.support.dialogue import Played, play, resume
 
-SEEDS = 25
+SEEDS = 15
 """Of every language of every environment; tests/integration/test_environment_tasks.py plays hundreds."""
 
 ADAPTERS = {"gymnasium", "textworld", "verifiers"}
