@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection
+from typing import Any
 
 from slea_llm.errors import ConfigError, nearest
 
@@ -13,6 +15,14 @@ def check_shares(config: object, *names: str) -> None:
     for name in names:
         if not 0.0 <= getattr(config, name) <= 1.0:
             raise ConfigError(f"{name} {getattr(config, name)} is not in [0, 1]")
+
+
+def check_scores(config: Any) -> None:
+    """Every field of this dataclass is a score: a number in [-1, 1]."""
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        if not (math.isfinite(value) and abs(value) <= 1):
+            raise ConfigError(f"{one.name} {value} is not in [-1, 1]")
 
 
 def check_least(config: object, why: str = "", **least: float) -> None:

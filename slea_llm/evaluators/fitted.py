@@ -30,6 +30,8 @@ FOLDS = 5
 """Parts of the groups; each is predicted by a fit that has not seen it."""
 INNER_FOLDS = 4
 """Parts of the training side by which a penalty is chosen."""
+AUXILIARY = 0.5
+"""Weight of the mean error over all prefixes beside the error of the last one, in RUDDER's loss."""
 PRIOR = 2.0
 """Dialogues at the rate of its kind that every text starts with, in the baseline of popularity."""
 MIN_AUC, MAX_ECE = 0.70, 0.10
@@ -100,6 +102,22 @@ def ridge_of(data: Sequence[Example], rows: Sequence[Floats], numbers: Sequence[
     return fit_ridge(
         np.concatenate([rows[number] for number in numbers]), targets, np.ones(len(targets)), np.array(folds)
     )
+
+
+def fit_prefixes(data: Sequence[Example], rows: Sequence[Floats], numbers: Sequence[int], *, seed: int) -> Ridge:
+    """Regress success on the rows of every prefix of `numbers`, by RUDDER's loss (Arjona-Medina et al. 2019).
+
+    The loss of a dialogue is (g_(T-1) - R)^2 + AUXILIARY mean_t (g_t - R)^2. The opening is a prefix too, so that the
+    first step is compared with something that was learnt.
+    """
+    targets, weights, folds = [], [], []
+    for number in numbers:
+        count = len(rows[number])
+        weights += [AUXILIARY / count] * (count - 1) + [AUXILIARY / count + 1.0]
+        targets += [float(data[number].success)] * count
+        folds += [inner_fold(data[number], seed=seed)] * count
+    table = np.concatenate([rows[number] for number in numbers])
+    return fit_ridge(table, np.array(targets), np.array(weights), np.array(folds))
 
 
 def inner_fold(example: Example, *, seed: int) -> int:

@@ -11,23 +11,21 @@ import numpy as np
 
 from slea_llm.evaluators.attribution import redistribute, rudder_loss
 from slea_llm.evaluators.fitted import (
-    Example,
+    AUXILIARY,
     Fitted,
     FittedEvaluator,
     Predict,
     card_of,
     cross_predict,
     examples,
-    inner_fold,
+    fit_prefixes,
 )
-from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge
+from slea_llm.evaluators.ridge import Floats, Ridge
 from slea_llm.evaluators.step_features import Moment, hashed, row, start_of, words
 from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory
 
 KIND = "return_decomposition"
-AUXILIARY = 0.5
-"""Weight of the mean error over all prefixes beside the error of the last one."""
 DECAY = 0.9
 """How much of what was said is left in the memory of a prefix, per step."""
 
@@ -57,11 +55,11 @@ def fit(data: Sequence[ScoredTrajectory], *, seed: int = 0, size: int = 256) -> 
     rows = [prefix_rows(example.moments, size) for example in every]
 
     def fit_some(numbers: Sequence[int]) -> Predict:
-        model = _fit(every, rows, numbers, seed=seed)
+        model = fit_prefixes(every, rows, numbers, seed=seed)
         return lambda number: model.predict(rows[number][1:])
 
     predicted = cross_predict(every, fit_some, seed=seed)
-    final = _fit(every, rows, range(len(every)), seed=seed)
+    final = fit_prefixes(every, rows, range(len(every)), seed=seed)
     loss = rudder_loss([[float(g) for g in one] for one in predicted], [float(one.success) for one in every])
     card = {
         **card_of(every, predicted, seed=seed),
@@ -69,18 +67,6 @@ def fit(data: Sequence[ScoredTrajectory], *, seed: int = 0, size: int = 256) -> 
         "held_out_loss": round(loss, 6),
     }
     return Fitted(kind=KIND, arrays=final.arrays(), card=card)
-
-
-def _fit(data: Sequence[Example], rows: Sequence[Floats], numbers: Sequence[int], *, seed: int) -> Ridge:
-    """The opening is a prefix too, so that the first step is compared with something that was learnt."""
-    targets, weights, folds = [], [], []
-    for number in numbers:
-        count = len(rows[number])
-        weights += [AUXILIARY / count] * (count - 1) + [AUXILIARY / count + 1.0]
-        targets += [float(data[number].success)] * count
-        folds += [inner_fold(data[number], seed=seed)] * count
-    table = np.concatenate([rows[number] for number in numbers])
-    return fit_ridge(table, np.array(targets), np.array(weights), np.array(folds))
 
 
 class ReturnDecomposition(FittedEvaluator):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slea_llm.errors import ConfigError
+from slea_llm.checks import check_scores
 from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts
 from slea_llm.evaluators.knowledge_file import read_words
 from slea_llm.evaluators.tool_results import answers, error_in
@@ -53,10 +52,7 @@ class Rules:
         """A call that was answered without an error."""
 
         def __post_init__(self) -> None:
-            for one in dataclasses.fields(self):
-                value = getattr(self, one.name)
-                if not (math.isfinite(value) and abs(value) <= 1):
-                    raise ConfigError(f"{one.name} {value} is not in [-1, 1]")
+            check_scores(self)
 
     def __init__(self, config: Config) -> None:
         self.config = config

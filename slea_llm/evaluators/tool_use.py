@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slea_llm.errors import ConfigError
+from slea_llm.checks import check_scores
 from slea_llm.evaluators.tool_checks import CheckedCall, ToolWords, checked_calls
 from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, Step, Trajectory, leaf_steps
@@ -50,10 +49,7 @@ class ToolUse:
         """Any other call with a value that was never said to the agent."""
 
         def __post_init__(self) -> None:
-            for one in dataclasses.fields(self):
-                value = getattr(self, one.name)
-                if not (math.isfinite(value) and abs(value) <= 1):
-                    raise ConfigError(f"{one.name} {value} is not in [-1, 1]")
+            check_scores(self)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from slea_llm.evaluators.fitted import (
+    AUXILIARY,
     Fitted,
     FittedEvaluator,
     Predict,
@@ -16,17 +17,15 @@ from slea_llm.evaluators.fitted import (
     cross_predict,
     examples,
     finished,
-    inner_fold,
+    fit_prefixes,
 )
-from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge
+from slea_llm.evaluators.ridge import Floats, Ridge
 from slea_llm.evaluators.step_features import Moment
 from slea_llm.evaluators.tool_checks import CheckedCall, ToolWords, checked_calls
 from slea_llm.evaluators.words import word_on
 from slea_llm.types import ScoredStep, ScoredTrajectory, Step, Trajectory
 
 KIND = "tool_use_outcomes"
-AUXILIARY = 0.5
-"""Weight of the mean error over all prefixes beside the error of the last one, as in RUDDER's loss."""
 NAMES = (
     "reply", "thought", "other call", "read", "read with a guessed value", "change", "change refused by the tool",
     "change with a guessed value", "change not agreed to", "change made again",
@@ -71,22 +70,12 @@ def fit(data: Sequence[ScoredTrajectory], *, seed: int = 0) -> Fitted:
     every, kept = examples(data), finished(data)
     rows = [prefix_rows(one.trajectory, one.leaves(), words) for one in kept]
 
-    def ridge(numbers: Sequence[int]) -> Ridge:
-        targets, weights, folds = [], [], []
-        for number in numbers:
-            count = len(rows[number])
-            weights += [AUXILIARY / count] * (count - 1) + [AUXILIARY / count + 1.0]
-            targets += [float(every[number].success)] * count
-            folds += [inner_fold(every[number], seed=seed)] * count
-        table = np.concatenate([rows[number] for number in numbers])
-        return fit_ridge(table, np.array(targets), np.array(weights), np.array(folds))
-
     def fit_some(numbers: Sequence[int]) -> Predict:
-        model = ridge(numbers)
+        model = fit_prefixes(every, rows, numbers, seed=seed)
         return lambda number: model.predict(rows[number][1:])
 
     predicted = cross_predict(every, fit_some, seed=seed)
-    final = ridge(range(len(every)))
+    final = fit_prefixes(every, rows, range(len(every)), seed=seed)
     card = {
         **card_of(every, predicted, seed=seed),
         "settings": {"auxiliary": AUXILIARY, "penalty": final.penalty, "words": words.digest},
