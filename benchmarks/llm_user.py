@@ -169,13 +169,12 @@ def with_expert(plan: Plan, name: str) -> None:
 
 
 def killed(plan: Plan, *, server_log: Path) -> None:
-    """Two rollouts of half the dialogues each whose server is killed after half of the questions of the whole one."""
-    enough = max(1, _asked(list(read_trajectories(plan.log("whole")))) // 2)
-    half = plan.dialogues // 2
+    """Two rollouts at once whose server is killed after as many requests as one of them takes: half-way."""
+    enough = max(1, _asked(list(read_trajectories(plan.log("whole")))))
     with served(plan.user, server_log) as server:
         begun = time.monotonic()
         started = [
-            (name, plan.start("rollout", name, "--output", str(plan.log(name)), **settings, rollout__episodes=half))
+            (name, plan.start("rollout", name, "--output", str(plan.log(name)), **settings))
             for name, settings in (
                 ("goes-on", {"rollout__max_error_rate": 1.0, "run__seed": 1}),
                 ("stops", {"rollout__max_error_rate": 0.2, "run__seed": 2}),
@@ -184,7 +183,7 @@ def killed(plan: Plan, *, server_log: Path) -> None:
         _kill_when(server, [process for _, process in started], lambda: _requests(server_log) >= enough)
         codes = [process.wait(PART_S) for _, process in started]
     for (name, _), code in zip(started, codes, strict=True):
-        report(name, list(read_trajectories(plan.log(name))), expected=half, begun=begun, code=code)
+        report(name, list(read_trajectories(plan.log(name))), expected=plan.dialogues, begun=begun, code=code)
 
 
 def training(plan: Plan, name: str, *, server_log: Path) -> None:

@@ -142,11 +142,17 @@ def test_what_passes_is_asked_again_and_then_right(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_stays_is_a_reason_within_the_deadline(fault: str) -> None:
+    # A short wait for those alone that are to be late: on a busy machine the others would be late as well.
+    waits = (
+        {"timeout_s": 0.3, "deadline_s": 20.0}
+        if fault in ("late", "drips")
+        else {"timeout_s": 20.0, "deadline_s": 90.0}
+    )
     with serving(PASSING[fault]) as server:
-        model = model_of(server, timeout_s=0.3, deadline_s=4.0)
+        model = model_of(server, **waits)
         begin = time.monotonic()
         (answer,) = model.ask([question()])
-        assert time.monotonic() - begin < 8.0
+        assert time.monotonic() - begin < 2 * waits["deadline_s"]
     assert answer.value is None
     assert answer.attempts == 3
     assert answer.reason is not None
