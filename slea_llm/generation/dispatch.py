@@ -101,6 +101,9 @@ class Dispatcher(Generic[Request, Result]):
             starts = [(number, request) for number, request in self._starts if number in self._waiting]
             stops, self._starts, self._stops = self._stops, [], []
             if not (self._waiting or stops):
+                # Here and not in the callback, which runs a pass later: a request of that pass would find a task that
+                # serves nobody any more, and wait for ever.
+                self._task = None
                 return
             finished = self._backend.advance(starts, stops)
             for number, result in finished:
@@ -119,7 +122,8 @@ class Dispatcher(Generic[Request, Result]):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Leave nothing waiting: whatever ended the task is handed to every request."""
-        self._task = None
+        if self._task is task:
+            self._task = None
         if task.cancelled():  # the event loop is shutting down; what it left behind is dropped with the next advance
             self._starts.clear()
             self._stops.extend(self._waiting)

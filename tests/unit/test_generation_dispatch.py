@@ -176,3 +176,22 @@ def test_close_runs_once_and_ends_the_dispatcher(backend: Countdown, dispatcher:
     assert backend.closed == 1
     with pytest.raises(GenerationError, match="closed"):
         asyncio.run(dispatcher.sample(request_of(0)))
+
+
+@pytest.mark.parametrize("later", range(24))
+def test_a_request_at_any_moment_around_the_end_of_the_last_one_is_served(
+    later: int, dispatcher: ToyDispatcher
+) -> None:
+    async def second() -> Generation:
+        for _ in range(later):
+            await asyncio.sleep(0)
+        return await dispatcher.sample(request_of(2))
+
+    async def both() -> list[Generation]:
+        first = asyncio.create_task(dispatcher.sample(request_of(1)))
+        for _ in range(2):  # the serving task is there now, and in every pass goes before what is made next
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            return list(await asyncio.gather(first, second()))
+
+    assert [reply.token_ids for reply in asyncio.run(both())] == [(1,), (2,)]
