@@ -26,7 +26,7 @@ FIRST_REPORTED_SEED = 100
 """Seeds below are for tuning and trials alone; no table of results ever holds one."""
 
 Draw = Mapping[str, float]
-"""Values of the knobs of tuning: learning_rate, episodes, entropy, lam_turn. Empty: the recipe's own."""
+"""Knobs of tuning by name: learning_rate, episodes, minibatch, warmup, entropy, lam_turn. Empty: the recipe's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,8 +301,8 @@ def known(name: str, names: Mapping[str, Any], what: str) -> str:
 def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: str) -> dict[str, Any]:
     """The settings of an arm with the values of a draw.
 
-    A knob that an arm does not have is left out: credit relative to a group has no lambda, GRPOTrainer no bonus for
-    entropy. The critic is warmed up on as many dialogues as in the recipe, however many an iteration has.
+    A knob that an arm does not have is left out: credit relative to a group has no lambda and no critic to warm up,
+    GRPOTrainer no bonus for entropy. `warmup` counts dialogues, played before the policy is first updated.
     """
     if not draw:
         return dict(changes)
@@ -312,11 +312,10 @@ def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: s
         **changes,
         "trainer.learning_rate": draw["learning_rate"],
         "rollout.episodes": episodes,
-        "trainer.minibatch": min(plain.trainer.minibatch, episodes),
+        "trainer.minibatch": int(draw["minibatch"]),
     }
     if plain.trainer.critic_warmup_iterations:
-        dialogues = plain.trainer.critic_warmup_iterations * plain.rollout.episodes
-        found["trainer.critic_warmup_iterations"] = max(1, round(dialogues / episodes))
+        found["trainer.critic_warmup_iterations"] = round(draw["warmup"] / episodes)
     if draw["entropy"] and trainer == "slea":
         losses = [{"name": one.name, **one.options} for one in plain.losses]
         found["losses"] = [*losses, {"name": "entropy", "weight": draw["entropy"]}]

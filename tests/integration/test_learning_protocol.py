@@ -78,7 +78,7 @@ def test_every_arm_is_a_run_that_plan_takes(name: str) -> None:
     arm = PROTOCOL.arms[name]
     assert arm.about
     for draw in PROTOCOL.tuning.values():
-        planning.check(PROTOCOL.job(arm, 101, recipe=PROTOCOL.recipe, draw=draw, dialogues=1920, until=1920).resolved())
+        planning.check(PROTOCOL.job(arm, 101, recipe=PROTOCOL.recipe, draw=draw, dialogues=1280, until=1280).resolved())
 
 
 @pytest.mark.usefixtures("_quick_registry")
@@ -114,20 +114,19 @@ def test_all_arms_get_the_same_draws_and_leave_out_what_they_do_not_have() -> No
     assert draws[0] == {}
     low, high = PROTOCOL.tuning.space["learning_rate"]
     assert all(low <= draw["learning_rate"] <= high for draw in draws[1:])
-    for knob in ("episodes", "entropy", "lam_turn"):
+    for knob in ("episodes", "minibatch", "warmup", "entropy", "lam_turn"):
         assert {draw[knob] for draw in draws[1:]} <= set(PROTOCOL.tuning.space[knob])
-    draw = {"learning_rate": 5e-4, "episodes": 16, "entropy": 0.003, "lam_turn": 0.9}
+    draw = {"learning_rate": 5e-4, "episodes": 16, "minibatch": 4, "warmup": 64, "entropy": 0.003, "lam_turn": 0.9}
     found = {}
     for name in ("token_gae", "grpo"):
         job = PROTOCOL.job(PROTOCOL.arms[name], 1, recipe=PROTOCOL.recipe, draw=draw, dialogues=2880, until=1280)
         recipe = found[name] = job.resolved()
-        assert (recipe.trainer.learning_rate, recipe.rollout.episodes) == (5e-4, 16)
+        assert (recipe.trainer.learning_rate, recipe.rollout.episodes, recipe.trainer.minibatch) == (5e-4, 16, 4)
         assert (job.iterations, job.until, job.complete) == (180, 80, False)
         assert [one.options.get("weight") for one in recipe.losses if one.name == "entropy"] == [0.003]
     assert found["token_gae"].streams["outcome"].lam_turn == 0.9
     assert found["grpo"].streams["outcome"].lam_turn == 0.95, "credit relative to a group has no lambda"
-    # The critic is warmed up on as many dialogues: 4 iterations of 32, or 8 of 16.
-    assert found["token_gae"].trainer.critic_warmup_iterations == 8
+    assert found["token_gae"].trainer.critic_warmup_iterations == 4, "64 dialogues in iterations of 16"
     assert found["grpo"].trainer.critic_warmup_iterations == 0
 
 
