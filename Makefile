@@ -86,7 +86,7 @@ bench: ready  ## The benchmarks of docs/performance.md
 
 ARMS ?= token_gae streams_split
 
-study-quick: ready  ## Best step-level arm against outcome only, 3 seeds (25 minutes on 2 cores)
+study-quick: ready  ## Best step-level arm against outcome only, 3 seeds
 	$(BIN)/python benchmarks/learning/study.py run quick --figure runs/study/quick.svg
 
 study-tune: ready  ## The search of hyper-parameters that every arm gets alike: ARMS="token_gae streams_split"

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slea_llm.blame.faults import Fault
-from slea_llm.blame.view import View, cue
+from slea_llm.blame.view import Line, View, cue
 
+_PROGRAM = re.compile(r'<tool_call>.*?"(?:\w*code|script|program|command|cmd|python|bash)"\s*:', re.DOTALL)
+"""A call that hands over something to run: what its answer says of errors is the agent's program's doing."""
 _STAGE = re.compile(r"\[turn (?P<turn>\d+), (?P<stage>[a-z ]+)\]\s*\Z")
 
 
@@ -27,7 +29,7 @@ def other_faults(seen: View) -> Iterator[Fault]:
         yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
     yield from _state(seen)
     for line in seen.lines:
-        if line.side == "tool" and (found := cue("tool_failed", line.plain)):
+        if line.side == "tool" and not _ran_program(seen, line) and (found := cue("tool_failed", line.plain)):
             yield Fault(party="environment", kind="tool_failed", turn=line.turn, quote=found, note=line.text[:200])
     if seen.pinned.get("name") == "recorded" and seen.pinned.get("left_at") is not None and not seen.success:
         left_at = int(seen.pinned["left_at"])
@@ -35,6 +37,11 @@ def other_faults(seen: View) -> Iterator[Fault]:
         yield Fault(
             party="user", kind="off_path", turn=left_at, quote=quote[:300], note="no word was recorded for this"
         )
+
+
+def _ran_program(seen: View, answer: Line) -> bool:
+    """Whether the reply before a tool's answer handed over a program."""
+    return answer.turn > 0 and _PROGRAM.search(seen.trajectory.turns[answer.turn - 1].text) is not None
 
 
 def _broke(error: str) -> Fault:

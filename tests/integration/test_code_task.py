@@ -14,6 +14,7 @@ from slea_llm.environments.code_task_spec import SOURCES, Spec
 from slea_llm.environments.speech import call_text
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
 from slea_llm.parsers.tagged import TaggedParser
+from slea_llm.referee import Referee
 from slea_llm.rollout import play
 from slea_llm.sandbox.runner import unavailable
 from slea_llm.scoring import Scorer
@@ -208,3 +209,17 @@ def test_the_expert_is_valued_above_one_that_errs(language: str) -> None:
 
     assert mean(0.0) > 0.3
     assert mean(0.0) > mean(0.8) + 0.3
+
+
+@pytest.mark.parametrize(
+    "code", ["def solve(*_): return {}['x']", "def solve(*_): int('x')", "def solve(*_):\n    while 1: 0"]
+)
+def test_what_a_submitted_program_raises_is_the_agents_fault(code: str) -> None:
+    class Submits:
+        def act(self, *_: object) -> str:
+            return call_text(SUBMIT, {"code": code})
+
+    user = ScriptedUser(ScriptedUser.Config())
+    played = play(environment(), user, Submits(), environment().task(1), seed=1, max_turns=13)
+    ruling = Referee(Referee.Config()).judge(played)
+    assert (played.success, ruling.party, ruling.excluded) == (False, "agent", False)

@@ -167,6 +167,17 @@ def test_a_tool_that_fails_is_the_environments() -> None:
     assert ruling.fault.turn == 1
 
 
+@pytest.mark.parametrize("key", ["code", "source_code", "command", "script"])
+def test_an_error_of_a_program_that_the_agent_handed_over_is_no_failure_of_the_tool(key: str) -> None:
+    call = f'<tool_call>{{"name": "run", "arguments": {{"{key}": "int(row)"}}}}</tool_call>'
+    turn = Turn(index=0, context=(Message(role="user", content="Hi."),), text=call)
+    answer = "1 of 6 tests passed.\nplain records: raised ValueError: not a table (line 10)\nlast: timed out"
+    after = Turn(index=1, context=(Message(role="tool", content=answer),), text="Sorry.")
+    one = replace(spoken("t", {}, ("Hi.", "x"), ending="failure"), turns=(turn, after), provenance={})
+    ruling = REFEREE.judge(one)
+    assert (ruling.party, ruling.excluded) == ("agent", False)
+
+
 def test_what_the_environment_noted_against_the_users_words_is_its_own_fault() -> None:
     one = spoken("m", PIZZA, ("Two ham pizzas.", "Where to?", "14 Mill Street.", "Ordered."), ending="failure")
     state = {"filled": {"address": "41 Hill Street"}, "placed": True}
