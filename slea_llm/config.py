@@ -164,7 +164,8 @@ def read_document(file: Path, what: str = "recipe") -> dict[str, Any]:
     try:
         document = strict_yaml.load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}") from error
+        near = nearest(file.name, [one.name for one in file.parent.iterdir()]) if file.parent.is_dir() else ""
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror or error}{near}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{what} {file} is not YAML: {error}") from error
     if not isinstance(document, dict):

@@ -147,7 +147,8 @@ def verify(
     if change.none and not allow_unchanged:
         raise ExportError(
             f"the adapter does nothing: no log-probability of {len(reading.base)} differs from the base by more than "
-            f"{change.largest:.2g} nats. Train it, or allow an unchanged one (a run with learning rate 0)"
+            f"{change.largest:.2g} nats. Train for more iterations than trainer.critic_warmup_iterations, or allow an "
+            "unchanged one (--allow-unchanged, for a run with learning rate 0)"
         )
     links = check_reloads(model, folder, rows, reading, allow_unseen=allow_unchanged)
     if generator_factory is not None:

@@ -326,6 +326,13 @@ def _odd(recipe: Recipe, environment: Any, user: Any) -> list[str]:
             f"user.endpoint.concurrency {endpoint.concurrency} is below the dialogues at once, which then wait; "
             f"set it to {min(recipe.rollout.concurrency, recipe.rollout.episodes)}"
         )
+    trainer = recipe.trainer
+    if trainer.iterations <= trainer.critic_warmup_iterations:
+        notes.append(
+            f"trainer.iterations {trainer.iterations} are all trainer.critic_warmup_iterations "
+            f"({trainer.critic_warmup_iterations}): the policy never moves; set more iterations, or "
+            "fewer to warm up"
+        )
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
     return notes

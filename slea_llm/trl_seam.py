@@ -42,13 +42,17 @@ class SftSettings:
     progress: bool = False
 
 
+LINES = 10
+"""Lines of a warm start whose output is no terminal."""
+
+
 class _SftTrainer(SFTTrainer):  # type: ignore[misc]  # trl has no types
     def _send_telemetry(self) -> None:
         """Nothing leaves the machine."""
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers' callbacks have no types here
-    """A progress bar, and the loss of each log line."""
+    """A progress bar, or lines where output is no terminal, and the loss of each log line."""
 
     def __init__(self, *, progress: bool) -> None:
         self._progress = progress
@@ -62,9 +66,11 @@ class _Watch(TrainerCallback):  # type: ignore[misc]  # transformers' callbacks 
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del args, state, control
+        del args, control
         if self._bar is not None:
             self._bar.update()
+            if self._progress and self._bar.disable and state.global_step % -(-state.max_steps // LINES) == 0:
+                tqdm.write(f"warm start: update {state.global_step} of {state.max_steps}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         del args, state, control

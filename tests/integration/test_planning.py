@@ -112,9 +112,15 @@ def test_a_process_without_a_group_is_refused() -> None:
 
 
 def test_what_is_odd_is_said_with_its_mend() -> None:
-    changes = ["rollout.episodes=8", "trainer.minibatch=8", "evaluation.tasks=0", "rollout.max_turns=4"]
+    changes = [
+        "rollout.episodes=8",
+        "trainer.minibatch=8",
+        "evaluation.tasks=0",
+        "rollout.max_turns=4",
+        "trainer.iterations=4",
+    ]
     said = [" ".join(note.split()[:2]).rstrip(":") for note in planning.check(recipe(*changes))]
-    assert said == ["rollout.max_turns 4", "rollout.episodes 8", "evaluation.tasks 0"]
+    assert said == ["rollout.max_turns 4", "rollout.episodes 8", "trainer.iterations 4", "evaluation.tasks 0"]
     assert planning.check(recipe()) == []
 
 
