@@ -102,11 +102,11 @@ class Job:
     changes: Mapping[str, Any]
     iterations: int
     until: int
-    """Iterations that are played; fewer than `iterations` in tuning, whose schedules are those of a whole run."""
+    """Iterations that are played; where fewer than `iterations`, the schedules are still those of a whole run."""
     trainer: Literal["slea", "trl"] = "slea"
     tuned: Tuned | None = None
     label: str = ""
-    """What tells two jobs of an arm and a seed apart: the number of a draw."""
+    """What tells two jobs of an arm and a seed apart: the number of a draw, or how far they go."""
 
     @property
     def name(self) -> str:
@@ -115,6 +115,11 @@ class Job:
     @property
     def complete(self) -> bool:
         return self.until == self.iterations
+
+    @property
+    def whole(self) -> Job:
+        """The run that this one is the beginning of; itself where it is whole."""
+        return self if self.complete else replace(self, until=self.iterations, label="")
 
     def settings(self, *, base: str, output: str) -> list[str]:
         """Overrides for `slea`: the arm's, the seed's, and where this run lies."""
@@ -228,6 +233,7 @@ class Protocol:
             best=self.arm(row["best"]).name if "best" in row else "",
             seeds=tuple(row["seeds"]),
             dialogues=row["dialogues"],
+            until=row.get("until", row["dialogues"]),
             tuned=row.get("tuned", True),
             protocol=self,
         )
@@ -265,6 +271,8 @@ class Study:
     """The arm that is set beside the articles' figures, named before the runs; empty: none."""
     seeds: tuple[int, ...]
     dialogues: int
+    until: int
+    """Dialogues of each run that are compared; below `dialogues`: the first of a run of that length, without panels."""
     tuned: bool
     """False: the recipe's own values, where they are of another model than the search was made with."""
     protocol: Protocol = field(repr=False)

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Result:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     greedy: Mapping[str, Any] | None = None
-    """Reports of the panel: before training, and after it by sampling and greedily. None in tuning."""
+    """Reports of the panel: before training, and after it by sampling and greedily. None where a run is not whole."""
     over_expert: float | None = None
     """Turns of the sampled panel's successes over those of the scripted expert on the same tasks. None without any."""
     repeats: float | None = None
@@ -79,6 +79,25 @@ class Result:
     """Of the dialogues of the training: `rows` all tokens, `sampled` those of the policy."""
     samples: tuple[str, ...] = ()
     """The first success and the first failure of the greedy panel."""
+
+    def first(self, iterations: int) -> Result:
+        """The beginning of this run, without what is known of its end alone."""
+        if iterations == self.until:
+            return self
+        return replace(
+            self,
+            until=iterations,
+            curve=self.curve[:iterations],
+            alarms=tuple(one for one in self.alarms if one[0] <= iterations),
+            paid={part: series[:iterations] for part, series in self.paid.items()},
+            after=None,
+            greedy=None,
+            over_expert=None,
+            repeats=None,
+            phases={},
+            tokens={},
+            samples=(),
+        )
 
     def write(self, path: Path) -> None:
         """One line for every iteration, so that a committed file can be read and compared."""

@@ -24,7 +24,7 @@ from typing import Any
 from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, Study, known
 from runs import Commands, Result, Run
 from tables import Tables, pooled, tables
-from tuning import TUNING, check_digests, read_results, study_jobs, tuning_jobs, tuning_table
+from tuning import TUNING, check_digests, kept, read_results, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning
 from slea_llm.errors import SleaError
@@ -88,7 +88,7 @@ def _finished(study: Study, arguments: argparse.Namespace) -> list[Result]:
     folder, jobs = arguments.results / study.folder, study_jobs(study, arguments.tuning)
     results = read_results(folder)
     check_digests(results, jobs, folder)
-    return [results[job.name] for job in jobs if job.name in results]
+    return [found for job in jobs if (found := kept(job, results))]
 
 
 def tune(protocol: Protocol, arguments: argparse.Namespace) -> int:
@@ -118,8 +118,9 @@ def plan(protocol: Protocol, arguments: argparse.Namespace) -> int:
 
 def _play(jobs: Sequence[Job], folder: Path, *, work: Path, at_once: int) -> int:
     """Play every run that has no result yet; how many failed. Ctrl-C and SIGTERM end what runs, to be gone on with."""
-    check_digests(read_results(folder), jobs, folder)
-    left = [job for job in jobs if not (folder / f"{job.name}.json").exists()]
+    results = read_results(folder)
+    check_digests(results, jobs, folder)
+    left = [job for job in jobs if kept(job, results) is None]
     print(f"{len(left)} of {len(jobs)} runs to play, {at_once} at once, in {work}", flush=True)
     commands = Commands()
 
@@ -131,14 +132,14 @@ def _play(jobs: Sequence[Job], folder: Path, *, work: Path, at_once: int) -> int
     pool = ThreadPoolExecutor(max_workers=at_once)
     try:
         runs = {pool.submit((run := Run(job, work, commands)).play): run for job in left}
-        return sum(_kept(future, runs[future], folder) for future in as_completed(runs))
+        return sum(_keep(future, runs[future], folder) for future in as_completed(runs))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for one, handler in before.items():
             signal.signal(one, handler)
 
 
-def _kept(future: Any, run: Run, folder: Path) -> bool:
+def _keep(future: Any, run: Run, folder: Path) -> bool:
     """Keep what a run gave; True when it failed."""
     try:
         result: Result = future.result()

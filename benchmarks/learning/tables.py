@@ -50,6 +50,7 @@ class Tables:
             runs = self.by_arm[arm]
             turns = [run.after["mean_turns_success"] for run in runs if run.after and run.after["mean_turns_success"]]
             ratios = [run.over_expert for run in runs if run.over_expert is not None]
+            asked = [run.repeats for run in runs if run.repeats is not None]
             lines.append(
                 row(
                     arm,
@@ -61,7 +62,7 @@ class Tables:
                     _rate(runs, "greedy"),
                     f"{iqm(turns):.2f}" if turns else "-",
                     f"{iqm(ratios):.3f}" if ratios else "-",
-                    f"{iqm([run.repeats or 0.0 for run in runs]):.3f}",
+                    f"{iqm(asked):.3f}" if asked else "-",
                 )
             )
         return lines
@@ -74,7 +75,7 @@ class Tables:
         for arm in self.arms:
             runs = self.by_arm[arm]
             whole = [spent(run.curve, None) for run in runs]
-            uninterrupted = [run.cpu_seconds for run in runs if not run.resumed]
+            uninterrupted = [run.cpu_seconds for run in runs if run.after and not run.resumed]
             lines.append(
                 row(
                     arm,
@@ -96,12 +97,15 @@ class Tables:
                 continue
             for threshold in self.study.protocol.thresholds:
                 lines.append(f"- {self.ratio_line(arm, threshold)}")
-            measures: Sequence[tuple[str, Callable[[Result], float]]] = (
+            measures: Sequence[tuple[str, Callable[[Result], float | None]]] = (
                 ("area under the curve", lambda run: area(run.curve)),
-                ("sampled success at the end", lambda run: run.after["success_rate"] if run.after else 0.0),
+                ("sampled success at the end", lambda run: run.after and run.after["success_rate"]),
             )
             for what, of in measures:
-                ours, theirs = ({run.seed: of(run) for run in runs} for runs in (self.by_arm[arm], base))
+                ours, theirs = (
+                    {run.seed: found for run in runs if (found := of(run)) is not None}
+                    for runs in (self.by_arm[arm], base)
+                )
                 if ours.keys() & theirs.keys():
                     difference = self.bootstrap.difference((ours, theirs)).text(3)
                     lines.append(f"- {arm} less {self.study.baseline}, {what}: {difference}")
@@ -180,7 +184,7 @@ class Tables:
     def articles(self) -> list[str]:
         """The articles' table beside ours: the baseline, and the arm that the protocol named best before the runs."""
         base, best = self.study.baseline, self.study.best
-        if not (best and self.by_arm.get(base) and self.by_arm.get(best)):
+        if not (best and self.by_arm.get(base) and self.by_arm.get(best)) or self.study.until < self.study.dialogues:
             return []
         sides = [self.by_arm[base], self.by_arm[best]]
         turns = [iqm([run.after["mean_turns_success"] or 0.0 for run in runs if run.after]) for runs in sides]
@@ -200,9 +204,11 @@ class Tables:
         commits = sorted({run.commit for run in runs})
         versions = sorted({", ".join(f"{name} {one}" for name, one in run.versions.items()) for run in runs})
         resumed = sum(run.resumed > 0 for run in runs)
+        whole = self.study.dialogues
+        part = f", the first of runs of {whole:,}" if self.study.until < whole else ""
         return [
             f"{len(runs)} runs, {resumed} of them resumed; window {self.study.protocol.window} dialogues, "
-            f"cap {self.study.dialogues:,}; intervals {self.study.protocol.confidence:.0%}, "
+            f"cap {self.study.until:,}{part}; intervals {self.study.protocol.confidence:.0%}, "
             f"{self.study.protocol.resamples:,} resamples.",
             f"Commits: {', '.join(commits)}.",
             *(f"Versions: {one}." for one in versions),

@@ -47,9 +47,9 @@ def _first_job(study: Study, arm: Arm, tuned: Tuned | None) -> Job:
         recipe=study.recipe,
         draw=tuned.values if tuned else {},
         dialogues=study.dialogues,
-        until=study.dialogues,
+        until=study.until,
     )
-    return replace(job, tuned=tuned)
+    return replace(job, tuned=tuned, label="" if job.complete else f"first{study.until}")
 
 
 def chosen(protocol: Protocol, arm: Arm, folder: Path = TUNING) -> Tuned | None:
@@ -93,9 +93,15 @@ def read_results(folder: Path) -> dict[str, Result]:
     return {path.stem: Result.read(path) for path in sorted(folder.glob("*.json"))}
 
 
+def kept(job: Job, results: Mapping[str, Result]) -> Result | None:
+    """The result of a job: its own, or the beginning of the whole run where that was played."""
+    whole = results.get(job.whole.name)
+    return results.get(job.name) or (whole.first(job.until) if whole else None)
+
+
 def check_digests(results: Mapping[str, Result], jobs: Sequence[Job], folder: Path) -> None:
     """Raises SystemExit when a kept result was made with other settings than its job has now."""
-    wanted = {job.name: job for job in jobs}
+    wanted = {one.name: one for job in jobs for one in (job, job.whole)}
     stale = [name for name in results if name in wanted and results[name].digest != wanted[name].digest()]
     if stale:
         raise SystemExit(

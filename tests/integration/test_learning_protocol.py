@@ -18,7 +18,7 @@ from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
 from runs import Result, over_expert, repeats
 from tables import Tables, fallen, pooled, tables, windowed
-from tuning import check_digests, chosen, mean_areas, study_jobs, tuning_jobs, tuning_table
+from tuning import check_digests, chosen, kept, mean_areas, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning, registry
 from slea_llm.cli import compose
@@ -168,10 +168,32 @@ def test_the_draw_with_the_largest_area_is_used_once_the_search_is_whole(tmp_pat
 
 def test_a_kept_run_of_other_settings_is_neither_shown_nor_played_over() -> None:
     jobs = study_jobs(quick())
-    kept = {jobs[0].name: result(jobs[0].arm, jobs[0].seed, 1, digest=jobs[0].digest())}
-    check_digests(kept, jobs, Path("results"))
+    made = {jobs[0].name: result(jobs[0].arm, jobs[0].seed, 1, digest=jobs[0].digest())}
+    check_digests(made, jobs, Path("results"))
     with pytest.raises(SystemExit, match=jobs[0].name):
-        check_digests({jobs[0].name: replace(kept[jobs[0].name], digest="older")}, jobs, Path("results"))
+        check_digests({jobs[0].name: replace(made[jobs[0].name], digest="older")}, jobs, Path("results"))
+
+
+def test_a_study_of_beginnings_takes_those_of_whole_runs() -> None:
+    study = PROTOCOL.study("credit")
+    job = next(one for one in study_jobs(study) if one.arm == "token_gae")
+    assert job.name == f"token_gae-first640-{study.seeds[0]}"
+    assert (job.until * 2, job.whole.name) == (job.iterations, f"token_gae-{study.seeds[0]}")
+    made = result("token_gae", study.seeds[0], *range(job.iterations), digest=job.whole.digest())
+    assert kept(job, {}) is None
+    found = kept(job, {job.whole.name: made})
+    assert found == made.first(job.until)
+    assert found is not None
+    assert [point.successes for point in found.curve] == list(range(job.until))
+    assert (found.after, found.greedy, found.before) == (None, None, made.before)
+    own = replace(made, label="first640")
+    assert kept(job, {job.whole.name: made, job.name: own}) is own
+    with pytest.raises(SystemExit, match=job.whole.name):
+        check_digests({job.whole.name: replace(made, digest="older")}, [job], Path("results"))
+    assert kept(job.whole, {job.name: own}) is None, "a beginning is no whole run"
+    lines = tables(study, [found, replace(found, arm="streams_split")])
+    assert "cap 640, the first of runs of 1,280" in lines[2]
+    assert not any("at the end" in line and "less" in line for line in lines), "no panel, no difference of panels"
 
 
 def test_a_finished_run_is_read_as_it_was_written(tmp_path: Path) -> None:
