@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
 import yaml
+from torch.quasirandom import SobolEngine
 
 from slea_llm.config import Recipe, load_recipe
 from slea_llm.errors import nearest
@@ -26,7 +26,7 @@ FIRST_REPORTED_SEED = 100
 """Seeds below are for tuning and trials alone; no table of results ever holds one."""
 
 Draw = Mapping[str, float]
-"""Knobs of tuning by name: learning_rate, episodes, minibatch, warmup, entropy, lam_turn. Empty: the recipe's own."""
+"""Knobs of tuning by name, those of `space` in protocol.yaml. Empty: the recipe's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +168,17 @@ class Tuning:
     space: Mapping[str, Sequence[float]]
 
     def values(self) -> list[Draw]:
-        """The same draws for all arms: the recipe's own values, then a seeded Latin hypercube over the space."""
+        """The same draws for all arms: the recipe's own values, then a scrambled Sobol sequence over the space."""
         count = self.draws - 1
-        rng = np.random.default_rng(0)
-        columns: dict[str, list[float]] = {}
-        for name, choices in self.space.items():
-            places = (rng.permutation(count) + rng.random(count)) / max(count, 1)
-            columns[name] = [_chosen(name, choices, place) for place in places]
-        return [{}, *({name: column[at] for name, column in columns.items()} for at in range(count))]
+        places = SobolEngine(len(self.space), scramble=True, seed=0).draw(count).tolist()
+        knobs = self.space.items()
+        return [
+            {},
+            *(
+                {name: _chosen(name, choices, place) for (name, choices), place in zip(knobs, row, strict=True)}
+                for row in places
+            ),
+        ]
 
 
 def _chosen(name: str, choices: Sequence[float], place: float) -> float:
@@ -309,8 +312,8 @@ def known(name: str, names: Mapping[str, Any], what: str) -> str:
 def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: str) -> dict[str, Any]:
     """The settings of an arm with the values of a draw.
 
-    A knob that an arm does not have is left out: credit relative to a group has no lambda and no critic to warm up,
-    GRPOTrainer no bonus for entropy. `warmup` counts dialogues, played before the policy is first updated.
+    A knob that an arm does not have is left out: credit relative to a group has no lambda, GRPOTrainer no bonus for
+    entropy.
     """
     if not draw:
         return dict(changes)
@@ -322,8 +325,6 @@ def with_draw(changes: Mapping[str, Any], draw: Draw, *, recipe: str, trainer: s
         "rollout.episodes": episodes,
         "trainer.minibatch": int(draw["minibatch"]),
     }
-    if plain.trainer.critic_warmup_iterations:
-        found["trainer.critic_warmup_iterations"] = round(draw["warmup"] / episodes)
     if draw["entropy"] and trainer == "slea":
         losses = [{"name": one.name, **one.options} for one in plain.losses]
         found["losses"] = [*losses, {"name": "entropy", "weight": draw["entropy"]}]

@@ -14,7 +14,7 @@ from runs import Result
 from slea_llm.config import load_recipe
 
 TUNING = HERE / "tuning"
-KNOBS = ("learning_rate", "episodes", "minibatch", "warmup", "entropy", "lam_turn")
+KNOBS = ("learning_rate", "episodes", "minibatch", "entropy", "lam_turn")
 
 
 def tuning_jobs(protocol: Protocol, arm: Arm) -> list[Job]:
@@ -145,7 +145,6 @@ def recipe_values(recipe: str) -> Draw:
         "learning_rate": plain.trainer.learning_rate,
         "episodes": plain.rollout.episodes,
         "minibatch": plain.trainer.minibatch,
-        "warmup": plain.trainer.critic_warmup_iterations * plain.rollout.episodes,
         "entropy": sum(entropy),
         "lam_turn": outcome.lam_turn,
     }
