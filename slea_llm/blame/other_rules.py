@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slea_llm.blame.faults import Fault
-from slea_llm.blame.view import Line, View, cue
+from slea_llm.blame.view import Line, View, cues
 
 _PROGRAM = re.compile(r'<tool_call>.*?"(?:\w*code|script|program|command|cmd|python|bash)"\s*:', re.DOTALL)
 """A call that hands over something to run: what its answer says of errors is the agent's program's doing."""
@@ -29,7 +29,7 @@ def other_faults(seen: View) -> Iterator[Fault]:
         yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
     yield from _state(seen)
     for line in seen.lines:
-        if line.side == "tool" and not _ran_program(seen, line) and (found := cue("tool_failed", line.plain)):
+        if line.side == "tool" and not _ran_program(seen, line) and (found := _failure(seen, line)):
             yield Fault(party="environment", kind="tool_failed", turn=line.turn, quote=found, note=line.text[:200])
     if seen.pinned.get("name") == "recorded" and seen.pinned.get("left_at") is not None and not seen.success:
         left_at = int(seen.pinned["left_at"])
@@ -42,6 +42,12 @@ def other_faults(seen: View) -> Iterator[Fault]:
 def _ran_program(seen: View, answer: Line) -> bool:
     """Whether the reply before a tool's answer handed over a program."""
     return answer.turn > 0 and _PROGRAM.search(seen.trajectory.turns[answer.turn - 1].text) is not None
+
+
+def _failure(seen: View, answer: Line) -> str:
+    """The words by which a tool's answer says that it failed; empty when it only repeats what the user had said."""
+    said = " ".join(line.plain for line in seen.user_lines if line.turn <= answer.turn)
+    return next((found for found in cues("tool_failed", answer.plain) if found not in said), "")
 
 
 def _broke(error: str) -> Fault:

@@ -111,9 +111,13 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def cue(name: str, text: str) -> str:
-    """The words of a text that match a list of `words.yaml`; empty when none do."""
-    found = _pattern(name).search(text)
-    return found[0].strip() if found else ""
+    """The first words of a text that match a list of `words.yaml`; empty when none do."""
+    return next(cues(name, text), "")
+
+
+def cues(name: str, text: str) -> Iterator[str]:
+    """All words of a text that match a list of `words.yaml`, in order."""
+    return (found[0].strip() for found in _pattern(name).finditer(text))
 
 
 @cache

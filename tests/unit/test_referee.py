@@ -178,6 +178,21 @@ def test_an_error_of_a_program_that_the_agent_handed_over_is_no_failure_of_the_t
     assert (ruling.party, ruling.excluded) == ("agent", False)
 
 
+@pytest.mark.parametrize(
+    ("answer", "party"),
+    [
+        ("Agreed: raise ValueError.", "agent"),
+        ("Agreed: raise ValueError. TypeError: no such note", "environment"),
+        ("KeyError", "environment"),
+    ],
+)
+def test_a_tool_that_repeats_the_users_words_has_not_failed(answer: str, party: str) -> None:
+    turn = Turn(index=0, context=(Message(role="user", content="Bad amounts raise ValueError."),), text="Noted?")
+    after = Turn(index=1, context=(Message(role="tool", content=answer),), text="Well.")
+    one = replace(spoken("t", {}, ("Hi.", "x"), ending="failure"), turns=(turn, after), provenance={})
+    assert REFEREE.judge(one).party == party
+
+
 def test_what_the_environment_noted_against_the_users_words_is_its_own_fault() -> None:
     one = spoken("m", PIZZA, ("Two ham pizzas.", "Where to?", "14 Mill Street.", "Ordered."), ending="failure")
     state = {"filled": {"address": "41 Hill Street"}, "placed": True}
