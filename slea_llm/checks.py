@@ -48,3 +48,14 @@ def check_choices(config: object, **allowed: Collection[str]) -> None:
         if getattr(config, name) not in known:
             value = getattr(config, name)
             raise ConfigError(f"{name} {value!r} is not one of {', '.join(known)}{nearest(value, known)}")
+
+
+def check_subset(config: object, *, least: int = 1, **allowed: Collection[str] | Collection[int]) -> None:
+    """`field=values`: each field is a list of different ones of its values, `least` of them or more."""
+    for name, known in allowed.items():
+        values = getattr(config, name)
+        if wrong := [one for one in values if one not in known]:
+            names = [str(one) for one in known]
+            raise ConfigError(f"{name} {wrong[0]!r} is not one of {', '.join(names)}{nearest(str(wrong[0]), names)}")
+        if len(set(values)) < max(least, len(values)):
+            raise ConfigError(f"{name} {list(values)} must be {least} or more different ones")

@@ -14,10 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from slea_llm.checks import check_least, check_most, check_shares
+from slea_llm.checks import check_least, check_most, check_shares, check_subset
 from slea_llm.environments.agents import Errors, Plan, Track
 from slea_llm.environments.code_task_agents import SUBMIT, errors, plan, track
-from slea_llm.environments.code_task_spec import Case, Spec, cases_of, driven, fault, spec_of
+from slea_llm.environments.code_task_spec import (
+    LIMITS,
+    SOURCES,
+    TARGETS,
+    Case,
+    Spec,
+    cases_of,
+    driven,
+    fault,
+    spec_of,
+)
 from slea_llm.environments.noted_dialogue import NotedConfig, NotedEpisode, NotedTasks, Notes, draw_vague
 from slea_llm.environments.speech import Call, Speech, call_text
 from slea_llm.errors import UnsupportedError, nearest
@@ -66,12 +76,22 @@ class CodeTask(NotedTasks["CodeEpisode"]):
         """Time that one test may take; at least 0.1."""
         memory_mib: int = 256
         """Memory of the code and its tests together; at least 64."""
+        sources: tuple[str, ...] = SOURCES
+        """What tasks draw their source from, two at least: http, csv, json, lines."""
+        targets: tuple[str, ...] = TARGETS
+        """What tasks draw their result from, two at least: orders, readings, tickets (tables), dictionary, list."""
+        limits: tuple[int, ...] = LIMITS
+        """What tasks draw the smallest amount from, two at least, each from 2 to 60."""
+        show_notes: bool = False
+        """Once all is agreed, have a message of the tool `tracker` say what was."""
 
         def __post_init__(self) -> None:
             check_least(self, max_turns=LONGEST_EXPERT, why="some tasks need as many")
             check_shares(self, "misstated_share", "vague_share")
             check_least(self, submissions=1, case_seconds=0.1, memory_mib=64)
             check_most(self, submissions=MOST_SETTING, case_seconds=MOST_SETTING, memory_mib=MOST_SETTING)
+            # A user who misstates a value needs another one.
+            check_subset(self, least=2, sources=SOURCES, targets=TARGETS, limits=LIMITS)
 
     name: ClassVar[str] = "code_task"
     config: Config
@@ -108,8 +128,14 @@ class CodeTask(NotedTasks["CodeEpisode"]):
         return {"user": user}
 
     def _drawn(self, rng: random.Random, speech: Speech) -> dict[str, str]:
-        drawn = {slot: rng.choice(speech.choices(slot)) for slot in speech.slots if slot != "keep"}
-        drawn["keep"] = speech.data["forms"]["keep"].format(least=rng.randint(2, 60))
+        choices = {slot: speech.choices(slot) for slot in speech.slots if slot != "keep"}
+        for slot, meanings, wanted in (
+            ("source", SOURCES, self.config.sources),
+            ("target", TARGETS, self.config.targets),
+        ):
+            choices[slot] = tuple(choices[slot][meanings.index(one)] for one in wanted)
+        drawn = {slot: rng.choice(several) for slot, several in choices.items()}
+        drawn["keep"] = speech.data["forms"]["keep"].format(least=rng.choice(self.config.limits))
         return {slot: drawn[slot] for slot in speech.slots}
 
     def _extra(self, task: Task) -> dict[str, Any]:
@@ -170,6 +196,14 @@ class CodeEpisode(NotedEpisode):
         outcome = super().take_words(_FENCE.sub(_FENCED, reply))
         heard = re.sub(_FENCED, lambda _: next(fences, ""), str(outcome.acts["heard"]))
         return replace(outcome, acts={**outcome.acts, "heard": heard})
+
+    def user_answered(self, text: str) -> Outcome:
+        """What was agreed, from the tracker, where the settings have it told."""
+        told = self._environment.config.show_notes and len(self.notes.confirmed) == len(self.required)
+        if not told:
+            return super().user_answered(text)
+        agreed = str(self.speech.data["agreed"]).format(notes=self.speech.describe(self.notes.filled))
+        return Outcome(messages=(Message(role="tool", content=agreed, name="tracker"),))
 
     def take_call(self, call: Call) -> Outcome:
         if call.arguments is None:

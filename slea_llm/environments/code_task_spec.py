@@ -18,6 +18,9 @@ BAD: tuple[str, ...] = ("skip", "raise", "zero")
 REPEATED: tuple[str, ...] = ("first", "last", "sum")
 """What each value of a slot means, in the order of the data files' choices."""
 
+LIMITS: tuple[int, ...] = tuple(range(2, 61))
+"""Smallest amounts that may be asked for."""
+
 TABLES: tuple[str, ...] = TARGETS[:3]
 
 Record: TypeAlias = tuple[int, int | str]

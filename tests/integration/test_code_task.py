@@ -10,7 +10,7 @@ import pytest
 
 from slea_llm.environments.code_task import CodeEpisode, CodeTask
 from slea_llm.environments.code_task_agents import SUBMIT, careless, code_of
-from slea_llm.environments.code_task_spec import SOURCES, Spec
+from slea_llm.environments.code_task_spec import SOURCES, Spec, spec_of
 from slea_llm.environments.speech import call_text
 from slea_llm.evaluators.knowledge_base import KnowledgeBase
 from slea_llm.parsers.tagged import TaggedParser
@@ -223,3 +223,27 @@ def test_what_a_submitted_program_raises_is_the_agents_fault(code: str) -> None:
     played = play(environment(), user, Submits(), environment().task(1), seed=1, max_turns=13)
     ruling = Referee(Referee.Config()).judge(played)
     assert (played.success, ruling.party, ruling.excluded) == (False, "agent", False)
+
+
+def test_tasks_are_drawn_from_what_the_settings_name() -> None:
+    few = CodeTask(CodeTask.Config(sources=("lines", "csv"), targets=("list", "dictionary"), limits=(9, 7)))
+    speech = few.start(few.task(0)).speech
+    specs = [spec_of(few.task(seed).goal["user"]["values"], speech) for seed in range(60)]
+    assert {one.source for one in specs} == {"lines", "csv"}
+    assert {one.target for one in specs} == {"list", "dictionary"}
+    assert {one.least for one in specs} == {7, 9}
+    misstated = [few.task(seed).goal["user"]["misstated"] for seed in range(60)]
+    assert any("keep" in one for one in misstated)
+    assert CodeTask(CodeTask.Config()).task(3) == environment().task(3)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_was_agreed_is_told_once_where_the_settings_say_so(language: str) -> None:
+    noted = CodeTask(CodeTask.Config(language=language, show_notes=True))  # type: ignore[arg-type]
+    for seed in range(6):
+        task = noted.task(seed)
+        played = play(noted, ScriptedUser(ScriptedUser.Config()), noted.expert(task), task, seed=seed, max_turns=13)
+        told = [(turn.index, m.content) for turn in played.turns for m in turn.context if m.name == "tracker"]
+        assert played.success
+        assert [index for index, _ in told] == [len(played.turns) - 1], "before the code, and at no other time"
+        assert str(played.turns[-1].state_before["filled"]["keep"]) in told[0][1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from slea_llm.checks import check_choices, check_least, check_shares
+from slea_llm.checks import check_choices, check_least, check_shares, check_subset
 from slea_llm.errors import ConfigError
 
 
@@ -37,3 +38,14 @@ def test_choices() -> None:
     check_choices(SimpleNamespace(form="each", read="auto"), form=("spread", "each"), read=("auto",))
     with pytest.raises(ConfigError, match=r"form 'spraed' is not one of spread, each \(did you mean 'spread'\?\)"):
         check_choices(SimpleNamespace(form="spraed"), form=("spread", "each"))
+
+
+def test_subset() -> None:
+    check_subset(SimpleNamespace(sources=("csv", "http"), limits=(5, 9)), sources=("http", "csv"), limits=range(10))
+    with pytest.raises(ConfigError, match=r"sources 'cvs' is not one of http, csv \(did you mean 'csv'\?\)"):
+        check_subset(SimpleNamespace(sources=("cvs",)), sources=("http", "csv"))
+    for values in ((5,), (5, 5), ()):
+        with pytest.raises(
+            ConfigError, match=rf"limits {re.escape(str(list(values)))} must be 2 or more different ones"
+        ):
+            check_subset(SimpleNamespace(limits=values), least=2, limits=range(10))
