@@ -96,8 +96,11 @@ study-smollm2: ready  ## SmolLM2-135M learns to take orders: warm start, trainin
 	test -d runs/models/smollm2-135m || $(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
 	$(BIN)/python benchmarks/learning/study.py run smollm2 --jobs 1 --figure runs/study/smollm2.svg
 
-study: ready  ## Outcome only and step level, 8 seeds; goes on where it was stopped (many hours on 2 cores)
-	$(BIN)/python benchmarks/learning/study.py run full --figure docs/learning.svg
+STUDIES ?= full credit evaluators same_information parts outside honesty second
+
+study: ready  ## Every comparison of docs/study.md (half a day on 2 cores); goes on where it was stopped. STUDIES="full credit"
+	@set -e; for study in $(STUDIES); do \
+		$(BIN)/python benchmarks/learning/study.py run $$study --figure runs/study/$$study.svg; done
 
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
