@@ -128,6 +128,36 @@ def _drowned_outcome(history: History, threshold: float) -> str | None:
 
 
 def _reward_hacking(history: History, threshold: float) -> str | None:
+    fell = _fall(history, threshold)
+    if fell is None:
+        return None
+    for part in sorted(_parts(history)):
+        paid = history.last(f"credit/paid/{part}", WINDOW)
+        if paid is None:
+            continue
+        low, high, noise = _halves(paid)
+        if high - low > max(3.0 * noise, 0.1 * abs(low)):
+            return f"{part} pays {high:.2f} a dialogue, up from {low:.2f}, and success {fell}"
+    return None
+
+
+def _success(history: History, threshold: float) -> str | None:
+    fell = _fall(history, threshold)
+    if fell is None:
+        return None
+    paid = {part: history.last(f"credit/paid/{part}", WINDOW) for part in sorted(_parts(history))}
+    halves = {part: _halves(values)[:2] for part, values in paid.items() if values is not None}
+    kept = [f"{part} still pays {high:.2f} a dialogue" for part, (low, high) in halves.items() if high >= 0.9 * low > 0]
+    return ", and ".join([f"success {fell}", *kept])
+
+
+def _parts(history: History) -> set[str]:
+    """What is paid beside the outcome."""
+    return {source for stream in history.streams.values() for source in stream.sources} - {"outcome", "reference_kl"}
+
+
+def _fall(history: History, threshold: float) -> str | None:
+    """How success fell from the older half of the window to the newer; None where it did not, or chance could do it."""
     successes, played = history.last("episodes/success", WINDOW), history.last("episodes/played", WINDOW)
     if successes is None or played is None:
         return None
@@ -135,21 +165,9 @@ def _reward_hacking(history: History, threshold: float) -> str | None:
     sizes = [max(sum(half), 1.0) for half in (played[: WINDOW // 2], played[WINDOW // 2 :])]
     chance = math.sqrt(rate * (1.0 - rate) * sum(1.0 / size for size in sizes))
     before, after, noise = _halves(successes)
-    fall = before - after
-    if fall < threshold or fall < 3.0 * max(noise, chance):
+    if before - after < threshold or before - after < 3.0 * max(noise, chance):
         return None
-    parts = {source for stream in history.streams.values() for source in stream.sources} - {"outcome", "reference_kl"}
-    for part in sorted(parts):
-        paid = history.last(f"credit/paid/{part}", WINDOW)
-        if paid is None:
-            continue
-        low, high, noise = _halves(paid)
-        if high - low > max(3.0 * noise, 0.1 * abs(low)):
-            return (
-                f"{part} pays {high:.2f} a dialogue, up from {low:.2f}, and success fell from {before:.0%} "
-                f"to {after:.0%}"
-            )
-    return None
+    return f"fell from {before:.0%} to {after:.0%}"
 
 
 def _halves(values: Sequence[float]) -> tuple[float, float, float]:
@@ -253,6 +271,14 @@ RULES: tuple[Rule, ...] = (
         meaning="the policy earns more of this part and succeeds less often: the part can be had without success",
         mend="Stop, read the newest rollouts, lower or mend that part (a potential or a bound), refit its evaluator",
         check=_reward_hacking,
+    ),
+    Rule(
+        name="success",
+        threshold=0.1,
+        meaning="the policy forgets, or what it is paid for is not success",
+        mend="Go back to an earlier checkpoint with a lower trainer.learning_rate or larger minibatches; where a part "
+        "still pays as before, give the outcome more weight or mend that part",
+        check=_success,
     ),
 )
 

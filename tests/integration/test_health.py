@@ -138,7 +138,7 @@ def test_a_planted_fault_fires_its_alarm_and_the_terminal_hears_of_it_once(
 
 
 def test_every_alarm_has_its_planted_fault() -> None:
-    assert {rule.name for rule in RULES} == {*PLANTS, "reward_hacking"}
+    assert {rule.name for rule in RULES} == {*PLANTS, "reward_hacking", "success"}
 
 
 def test_a_clean_run_on_recorded_dialogues_is_silent(base: Path, tmp_path: Path) -> None:

@@ -104,12 +104,22 @@ def hacking(success: Sequence[float], paid: Sequence[float], played: float = 32.
 def test_a_score_that_rises_while_success_falls() -> None:
     half = WINDOW // 2
     rising, falling = [1.0] * half + [2.0] * half, [0.6] * half + [0.2] * half
-    assert hacking(falling, rising) == ["reward_hacking"]
+    assert hacking(falling, rising) == ["reward_hacking", "success"]
     assert hacking(falling[::-1], rising) == []  # both rise: that is what a score is for
-    assert hacking(falling, rising[::-1]) == []  # both fall: another trouble
+    assert hacking(falling, rising[::-1]) == ["success"]  # both fall: another trouble
     assert hacking([0.5] * WINDOW, rising) == []
-    assert hacking(falling, [1.0] * WINDOW) == []
     assert hacking(falling[1:], rising[1:]) == []  # too short to tell
+
+
+def test_a_score_that_stays_while_success_falls() -> None:
+    half = WINDOW // 2
+    health = Health(STREAMS)
+    for rate in [0.8] * half + [0.4] * half:
+        alarms = health.observe({**CALM, "episodes/success": rate, "credit/paid/judge": 12.0, "episodes/played": 32.0})
+    (alarm,) = alarms
+    assert (alarm.name, alarm.seen) == (
+        "success", "success fell from 80% to 40%, and judge still pays 12.00 a dialogue"
+    )  # fmt: skip
 
 
 def test_chance_is_no_hacking() -> None:
@@ -117,7 +127,7 @@ def test_chance_is_no_hacking() -> None:
     half = WINDOW // 2
     rising, falling = [1.0] * half + [2.0] * half, [0.6] * half + [0.4] * half
     assert hacking(falling, rising, played=4.0) == []
-    assert hacking(falling, rising, played=128.0) == ["reward_hacking"]
+    assert hacking(falling, rising, played=128.0) == ["reward_hacking", "success"]
 
 
 def test_what_is_said_is_said_once_and_remembered_over_a_checkpoint() -> None:
