@@ -18,11 +18,14 @@ from slea_llm.types import Trajectory, Turn
 FEATURES = ("specific", "ignores_feedback", "repeats", "coherent")
 REPEAT_OVERLAP = 0.6
 """Share of common content words (Jaccard) from which a step counts as said before."""
+SHORTEST_SENTENCE = 6
+"""Letters of a sentence that counts as said twice: "Yes. Yes." is no repetition."""
 MARKS: TypeAlias = Mapping[str, re.Pattern[str]]
 """Slot -> how a text names it."""
 
 _TAG = re.compile(r"</?[^\W\d][\w.-]*[ \t]*>")
 _SENTENCE = re.compile(r"[.!?;\n。！？；]+(?=\s|$|[^\x00-\x7f])|\b(?:but|however|yet)\b|(?:但是?|不过|然而)")
+_STOP = re.compile(r"[.!?;\n。！？；]+")
 _CLAUSE = re.compile(r"[,:，：、]+\s|\b(?:and|so)\b|(?:而且|所以)|[，、]")
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]+|[^\W_぀-ヿ㐀-鿿가-힯]+")
 _VALUE = re.compile(r"\d|[\"'“”`]")
@@ -192,6 +195,22 @@ def normalised(text: str, longest: int | None = None) -> str:
     if longest is None or len(whole) <= longest:
         return whole
     return f"{whole[: longest // 2]} \u2026 {whole[-(longest // 2) :]}"
+
+
+def said_twice(texts: Sequence[tuple[int, str]]) -> list[bool]:
+    """Whether each step says a sentence that it, or an earlier step of its turn, had said already.
+
+    `texts`: `(turn, normalised text)` of every leaf step. Shorter sentences than six letters do not count.
+    """
+    said: dict[int, set[str]] = {}
+    found = []
+    for turn, text in texts:
+        before = said.setdefault(turn, set())
+        sentences = [part.strip().casefold() for part in _STOP.split(text)]
+        own = [part for part in sentences if sum(map(str.isalpha, part)) >= SHORTEST_SENTENCE]
+        found.append(len(own) > len(set(own) - before))
+        before.update(own)
+    return found
 
 
 def pasts(

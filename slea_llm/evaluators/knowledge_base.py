@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from slea_llm import assets
 from slea_llm.checks import check_choices
 from slea_llm.errors import ConfigError
-from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts
+from slea_llm.evaluators.dialogue_features import Scene, normalised, pasts, said_twice
 from slea_llm.evaluators.knowledge_file import (
     NAMED_SLOTS,
     Likeness,
@@ -63,14 +63,19 @@ class KnowledgeBase:
         """A step that no pattern matches gets `default` with the rationale "no pattern", or no score at all."""
         default: float = 0.0
         """In [-1, 1]."""
+        said_twice: float = -0.5
+        """A step that says a sentence again which its turn has said before scores this at most. In [-1, 1]; 1: as any
+        other. Without it a policy earns what it likes by saying one right thought over and over."""
         encoder: str = "use-multilingual"
         """Sentence encoder for patterns with examples (`similar`); not loaded when the file has none."""
         features: bool = False
         """Add the four features of a step (specific, ignores_feedback, repeats, coherent) to its parts, 0.0 or 1.0."""
 
         def __post_init__(self) -> None:
-            if not (math.isfinite(self.default) and abs(self.default) <= 1):
-                raise ConfigError(f"default {self.default} is not in [-1, 1]")
+            for name in ("default", "said_twice"):
+                value = getattr(self, name)
+                if not (math.isfinite(value) and abs(value) <= 1):
+                    raise ConfigError(f"{name} {value} is not in [-1, 1]")
             check_choices(self, unmatched=("neutral", "unscored"))
 
     def __init__(self, config: Config, *, encoder: TextEncoder | None = None) -> None:
@@ -123,10 +128,23 @@ class KnowledgeBase:
         slots = self._knowledge.slots
         scenes = [Scene(text, past_of(step.turn), self._words, slots) for step, text in zip(leaves, texts, strict=True)]
         likenesses = self._likenesses(texts)
-        return tuple(
+        words = (
             self._judge(step, scene, states[step.turn], likeness, last=last[step.turn] is step)
             for step, scene, likeness in zip(leaves, scenes, likenesses, strict=True)
         )
+        # A call is no speech: code and JSON repeat themselves.
+        spoken = [
+            (turn, "" if step.kind == "tool_call" else text) for step, (turn, text) in zip(leaves, placed, strict=True)
+        ]
+        return tuple(self._once(one, twice) for one, twice in zip(words, said_twice(spoken), strict=True))
+
+    def _once(self, word: ScoredStep, twice: bool) -> ScoredStep:
+        """The word on a step, cut where it says the same again."""
+        most = self.config.said_twice
+        if not twice or word.score is None or word.score <= most:
+            return word
+        parts = {**word.parts, "said_twice": most}
+        return dataclasses.replace(word, score=most, rationale=f"says the same twice; {word.rationale}", parts=parts)
 
     def _judge(self, step: Step, scene: Scene, state: State, likeness: Likeness, *, last: bool) -> ScoredStep:
         extra = {name: float(flag) for name, flag in scene.features.items()} if self.config.features else {}

@@ -41,20 +41,22 @@ def others(slot: str) -> tuple[str, ...]:
     return tuple(name for name in SLOTS if name != slot)
 
 
+DIALOGUE = Trajectory(
+    id="t",
+    task={},
+    environment="order_taking",
+    seed=0,
+    policy_version=0,
+    turns=(),
+    traces=(),
+    outcome=None,
+    termination="failure",
+)
+
+
 def words(text: str, before: dict[str, Any], evaluator: KnowledgeBase = ORDER) -> tuple[ScoredStep, ...]:
     turn = Turn(index=0, context=(), text=text, state_before=before)
-    trajectory = Trajectory(
-        id="t",
-        task={},
-        environment="order_taking",
-        seed=0,
-        policy_version=0,
-        turns=(turn,),
-        traces=(),
-        outcome=None,
-        termination="failure",
-    )
-    return evaluator.score(trajectory, PARSER.parse(turn, "t", None))
+    return evaluator.score(dataclasses.replace(DIALOGUE, turns=(turn,)), PARSER.parse(turn, "t", None))
 
 
 def scores(text: str, before: dict[str, Any]) -> list[float | None]:
@@ -306,3 +308,36 @@ def test_a_condition_given_twice_is_refused(tmp_path: Path) -> None:
     path.write_text("patterns:\n  - name: a\n    cases: [{when: {slot_heard: x, slot_heard: y}, score: 1}]\n", "utf-8")
     with pytest.raises(ConfigError, match=r"'slot_heard' is given twice"):
         KnowledgeBase(KnowledgeBase.Config(file=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>All confirmed.All confirmed.</think>Thank you.", [-0.5, -0.5]),
+        (f"<think>All confirmed. Place it.</think>{CALL}", [1.0, 1.0]),
+        (f"<think>都确认了。都确认了，下单。都确认了，下单。</think>{CALL}", [-0.5, 1.0]),
+        (f"<think>Place it.</think>{CALL}{CALL}", [1.0, 1.0, 1.0]),
+    ],
+)
+def test_a_right_thought_said_twice_earns_nothing_more(text: str, expected: list[float]) -> None:
+    assert scores(text, AGREED) == expected
+    split = TaggedParser(TaggedParser.Config(split_thoughts=True))
+    turn = Turn(
+        index=0, context=(), text="<think>All confirmed. Place it. All confirmed.</think>" + CALL, state_before=AGREED
+    )
+    (again,) = [
+        word
+        for word in ORDER.score(dataclasses.replace(DIALOGUE, turns=(turn,)), split.parse(turn, "t", None))
+        if "twice" in word.rationale
+    ]
+    assert (again.score, again.parts) == (-0.5, {"believes_agreed": 1.0, "said_twice": -0.5})
+
+
+def test_said_twice_can_be_left_out_and_must_be_a_score() -> None:
+    free = KnowledgeBase(KnowledgeBase.Config(said_twice=1.0))
+    assert [word.score for word in words("<think>All confirmed.All confirmed.</think>Thank you.", AGREED, free)] == [
+        1.0,
+        -0.5,
+    ]
+    with pytest.raises(ConfigError, match=r"said_twice -2 is not in \[-1, 1\]"):
+        KnowledgeBase.Config(said_twice=-2)
