@@ -131,12 +131,19 @@ def _play(jobs: Sequence[Job], folder: Path, *, work: Path, at_once: int) -> int
     before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
     pool = ThreadPoolExecutor(max_workers=at_once)
     try:
-        runs = {pool.submit((run := Run(job, work, commands)).play): run for job in left}
+        runs = {pool.submit((run := Run(job, work, commands)).play): run for job in spread(left, at_once)}
         return sum(_keep(future, runs[future], folder) for future in as_completed(runs))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+def spread(jobs: Sequence[Job], at_once: int) -> list[Job]:
+    """The jobs with so many seeds side by side: those of one seed wait for the same warm start."""
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
+    arms = list(dict.fromkeys(job.arm for job in jobs))
+    return sorted(jobs, key=lambda job: (seeds.index(job.seed) // at_once, arms.index(job.arm)))
 
 
 def _keep(future: Any, run: Run, folder: Path) -> bool:

@@ -194,6 +194,14 @@ def test_a_study_of_beginnings_takes_those_of_whole_runs() -> None:
     assert not any("at the end" in line and "less" in line for line in lines), "no panel, no difference of panels"
 
 
+def test_runs_of_different_seeds_stand_side_by_side() -> None:
+    from study import spread
+
+    order = [(job.seed, job.arm) for job in spread(study_jobs(quick()), 2)]
+    base, best = quick().baseline, quick().best
+    assert order == [(101, base), (102, base), (101, best), (102, best), (103, base), (103, best)]
+
+
 def test_a_finished_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = result("streams", 101, 10, 20, 160)
     made.write(tmp_path / "streams-101.json")
