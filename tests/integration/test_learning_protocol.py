@@ -176,7 +176,7 @@ def test_a_study_of_beginnings_takes_those_of_whole_runs() -> None:
     study = PROTOCOL.study("credit")
     job = next(one for one in study_jobs(study) if one.arm == "token_gae")
     assert job.name == f"token_gae-first640-{study.seeds[0]}"
-    assert (job.until * 2, job.whole.name) == (job.iterations, f"token_gae-{study.seeds[0]}")
+    assert (job.until * 4, job.whole.name) == (job.iterations, f"token_gae-{study.seeds[0]}")
     made = result("token_gae", study.seeds[0], *range(job.iterations), digest=job.whole.digest())
     assert kept(job, {}) is None
     found = kept(job, {job.whole.name: made})
@@ -190,7 +190,7 @@ def test_a_study_of_beginnings_takes_those_of_whole_runs() -> None:
         check_digests({job.whole.name: replace(made, digest="older")}, [job], Path("results"))
     assert kept(job.whole, {job.name: own}) is None, "a beginning is no whole run"
     lines = tables(study, [found, replace(found, arm="streams_split")])
-    assert "cap 640, the first of runs of 1,280" in lines[2]
+    assert "cap 640, the first of runs of 2,560" in lines[2]
     assert not any("at the end" in line and "less" in line for line in lines), "no panel, no difference of panels"
 
 
