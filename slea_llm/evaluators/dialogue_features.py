@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -197,15 +197,15 @@ def normalised(text: str, longest: int | None = None) -> str:
     return f"{whole[: longest // 2]} \u2026 {whole[-(longest // 2) :]}"
 
 
-def said_twice(texts: Sequence[tuple[int, str]]) -> list[bool]:
-    """Whether each step says a sentence that it, or an earlier step of its turn, had said already.
+def said_twice(texts: Sequence[tuple[Hashable, str]]) -> list[bool]:
+    """Whether each step says a sentence that it, or an earlier step of the same place, had said already.
 
-    `texts`: `(turn, normalised text)` of every leaf step. Shorter sentences than six letters do not count.
+    `texts`: `(place, normalised text)` of every leaf step. Shorter sentences than six letters do not count.
     """
-    said: dict[int, set[str]] = {}
+    said: dict[Hashable, set[str]] = {}
     found = []
-    for turn, text in texts:
-        before = said.setdefault(turn, set())
+    for place, text in texts:
+        before = said.setdefault(place, set())
         sentences = [part.strip().casefold() for part in _STOP.split(text)]
         own = [part for part in sentences if sum(map(str.isalpha, part)) >= SHORTEST_SENTENCE]
         found.append(len(own) > len(set(own) - before))

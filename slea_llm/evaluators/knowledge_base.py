@@ -64,8 +64,8 @@ class KnowledgeBase:
         default: float = 0.0
         """In [-1, 1]."""
         said_twice: float = -0.5
-        """A step that says a sentence again which its turn has said before scores this at most. In [-1, 1]; 1: as any
-        other. Without it a policy earns what it likes by saying one right thought over and over."""
+        """A step that says a sentence again which its own thought or reply has said scores this at most. In [-1, 1]; 1:
+        as any other. Without it a policy earns what it likes by saying one right thought over and over."""
         encoder: str = "use-multilingual"
         """Sentence encoder for patterns with examples (`similar`); not loaded when the file has none."""
         features: bool = False
@@ -132,9 +132,10 @@ class KnowledgeBase:
             self._judge(step, scene, states[step.turn], likeness, last=last[step.turn] is step)
             for step, scene, likeness in zip(leaves, scenes, likenesses, strict=True)
         )
-        # A call is no speech: code and JSON repeat themselves.
+        # A call is no speech: code and JSON repeat themselves. A reply may say what its thought had drafted.
         spoken = [
-            (turn, "" if step.kind == "tool_call" else text) for step, (turn, text) in zip(leaves, placed, strict=True)
+            ((step.turn, step.kind), "" if step.kind == "tool_call" else text)
+            for step, text in zip(leaves, texts, strict=True)
         ]
         return tuple(self._once(one, twice) for one, twice in zip(words, said_twice(spoken), strict=True))
 

@@ -341,3 +341,7 @@ def test_said_twice_can_be_left_out_and_must_be_a_score() -> None:
     ]
     with pytest.raises(ConfigError, match=r"said_twice -2 is not in \[-1, 1\]"):
         KnowledgeBase.Config(said_twice=-2)
+
+
+def test_a_reply_may_say_what_its_thought_had_drafted() -> None:
+    assert scores("<think>What is the address?</think>What is the address?", state(others("address")))[1] == 1.0
