@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"slea {name}", description=command.__doc__ or help_text)
     command.add_arguments(parser)
     try:
-        return int(command.run(parser.parse_intermixed_args(arguments[1:])))
+        return int(command.run(_parsed(parser, arguments[1:])))
     except SleaError as error:
         sys.stderr.write(f"slea {name}: {error}\n")
         return 2
@@ -63,6 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `slea ... | head` wants no more lines; nothing else is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments; an unknown option ends the program with the nearest known one."""
+    found, rest = parser.parse_known_intermixed_args(arguments)
+    if rest:
+        options = re.findall(r"--[a-z][\w-]*", parser.format_help())
+        hints = "; ".join(f"{one}{nearest(one.partition('=')[0], options)}" for one in rest)
+        parser.error(f"unrecognized arguments: {hints}")
+    return found
 
 
 def overview() -> str:

@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     say(arithmetic_line(recipe.rollout, recipe.trainer, world_size=launch.processes))
     say(f"launch: {launch.processes} process(es), {planning.LAUNCH_TYPES[launch.kind]}")
-    if planning.model_is_here(recipe):
+    here = planning.model_is_here(recipe)
+    if here:
         parts = plan_memory(
             model=recipe.model,
             rollout=recipe.rollout,
@@ -51,5 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"note: {note}")
     if arguments.resolved:
         say(recipe.to_yaml())
-    say("the recipe can be run")
+    made = here or recipe.model.base != recipe.warm_start.output
+    first = "" if made else f" once `slea warm-start` has made {recipe.model.base}"
+    say(f"the recipe can be run{first}")
     return 0

@@ -74,8 +74,7 @@ class ScoreSummary:
                 f"{trend.correlation:.2f} over {trend.n} dialogues): an agent could earn by talking on"
             )
         first = queue(self._standings, limit=TO_READ)
-        if first:
-            yield "read first:"
+        yield "read first:" if first else "nothing stands out to be read first"
         for review in first:
             reasons = "; ".join(reason.why for reason in review.reasons)
             yield f"  {_short(self._ids[review.place])}: {reasons}"

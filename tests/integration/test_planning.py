@@ -43,7 +43,18 @@ def test_every_launch_config_can_be_planned(name: str, capsys: pytest.CaptureFix
     launch = Launch.read(find("recipes", name))
     assert f"over {launch.processes} process(es)" in printed
     assert f"launch: {launch.processes} process(es), {planning.LAUNCH_TYPES[launch.kind]}" in printed
-    assert printed.endswith("the recipe can be run\n")
+    assert "the recipe can be run" in printed.splitlines()[-1]
+
+
+def test_a_base_that_the_warm_start_makes_is_named_as_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    command = ["plan", str(TINY), f"model.base={base}"]
+    assert main([*command, f"warm_start.output={base}"]) == 0
+    assert capsys.readouterr().out.endswith(f"the recipe can be run once `slea warm-start` has made {base}\n")
+    assert main([*command, f"warm_start.output={tmp_path / 'other'}"]) == 0
+    assert capsys.readouterr().out.endswith("the recipe can be run\n")
 
 
 @pytest.mark.parametrize("name", ["accelerate/fsdp2.yaml", "accelerate/zero2.yaml", "accelerate/zero3.yaml"])

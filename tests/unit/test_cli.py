@@ -23,6 +23,13 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'train'?" in capsys.readouterr().err
 
 
+def test_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["score", "log.jsonl", "--resme=yes", "--zzz"])
+    assert stopped.value.code == 2
+    assert "--resme=yes (did you mean '--resume'?); --zzz\n" in capsys.readouterr().err
+
+
 def test_a_library_error_is_one_readable_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "no-such-recipe.yaml"]) == 2
     err = capsys.readouterr().err
