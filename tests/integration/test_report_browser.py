@@ -77,6 +77,15 @@ class Opened:
         return True
 
 
+def test_what_a_run_was_made_from_is_said_in_words(report: Path, browser: Any) -> None:
+    opened = Opened(browser, report)
+    [said] = [text for text in opened.page.locator("p.muted").all_inner_texts() if text.startswith("Ends:")]
+    assert "parser: " in said
+    assert "log.jsonl" in said
+    assert not set('{}[]"') & set(said)
+    assert "annotations" not in said  # there are none
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_part_opens_in_light_and_dark(browser: Any, report: Path, scheme: str) -> None:
     opened = Opened(browser, report, scheme)

@@ -24,6 +24,9 @@
   const signed = (value, digits = 2) => value === null || value === undefined ? "\u2013" : (value > 0 ? "+" : value < 0 ? "\u2212" : "") + Math.abs(value).toFixed(digits);
   const percent = (value) => value === null || value === undefined ? "\u2013" : (100 * value).toFixed(1) + " %";
   const count = (value) => value.toLocaleString("en-GB");
+  // A value of a header as a reader takes it: no braces, and nothing for what is empty.
+  const plain = (value) => value === null || value === undefined ? "" : typeof value !== "object" ? String(value)
+    : Object.entries(value).map(([name, one]) => Array.isArray(value) ? plain(one) : `${name} ${plain(one)}`).join(", ");
   const set = () => data.sets[state.set];
   const endOf = (row) => row[END] === "error" ? "broken" : row[WON] === true ? "success" : row[WON] === false ? "failure" : "unknown";
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -101,8 +104,8 @@
       el("p", { class: "muted" }, `${count(m.equal_groups)} of ${count(m.tasks)} tasks ended alike in all their trials: comparing those teaches nothing, and their outcome gives an advantage of 0.`)));
     parts.push(el("div", { class: "charts" }, plots(one)));
     parts.push(el("h3", {}, "Evaluators"), el("div", { class: "wide" }, table([["name"], ["version"], ["scored", true], ["not scored", true], ["mean", true]], one.evaluators.map((evaluator) => el("tr", {}, cell(evaluator.name), cell(evaluator.version), cell(count(evaluator.scored), true), cell(count(evaluator.unscored), true), cell(signed(evaluator.mean, 3), true))))));
-    const facts = Object.entries(one.facts).filter(([, value]) => value !== null && value !== "");
-    parts.push(el("p", { class: "muted" }, `Ends: ${Object.entries(m.terminations).map(([name, n]) => `${name} ${count(n)}`).join(", ")}. ` + facts.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("; ") + `. Made ${data.made} by slea ${data.version}.`));
+    const facts = Object.entries(one.facts).map(([name, value]) => [name, plain(value)]).filter(([, text]) => text);
+    parts.push(el("p", { class: "muted" }, `Ends: ${Object.entries(m.terminations).map(([name, n]) => `${name} ${count(n)}`).join(", ")}. ` + facts.map(([name, text]) => `${name}: ${text}`).join("; ") + `. Made ${data.made} by slea ${data.version}.`));
     return parts;
   }
   function columns() {
