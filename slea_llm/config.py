@@ -38,6 +38,13 @@ class ComponentSpec(BaseModel):
     def options(self) -> dict[str, Any]:
         return dict(self.__pydantic_extra__ or {})
 
+    def line(self) -> str:
+        """As a recipe says it, in one line."""
+        text: str = yaml.safe_dump(
+            self.model_dump(mode="json"), default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf
+        )
+        return text.strip()
+
 
 class Recipe(BaseModel):
     """Everything a run is made of. Unknown keys are errors; `slea_llm.settings` documents the fixed parts."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slea_llm.augmenters.weighting import check_weights
-from slea_llm.config import ComponentSpec, Recipe, check_components, component_config, read_document
+from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, check_components, component_config, read_document
 from slea_llm.crediting import check_streams
 from slea_llm.errors import ConfigError, UnsupportedError, nearest
+from slea_llm.evaluators.fitted import CARD
 from slea_llm.interfaces import Unrepeatable
 
 LAUNCH_TYPES: Mapping[str, str] = {
@@ -89,7 +91,12 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
+    return [
+        *shut,
+        *cut_otherwise(recipe),
+        *_odd(recipe, components["environment"][0][1], components["user"][0][1]),
+        *notes,
+    ]
 
 
 def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
@@ -112,10 +119,34 @@ def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
         misplaced = getattr(cls, "misplaced", None)
         if misplaced is not None and (note := misplaced(config, {environment})):
             shut.append(note)
-    return shut
+    return [*shut, *cut_otherwise(recipe)]
 
 
-def _evaluators(recipe: Recipe) -> Iterator[tuple[ComponentSpec, Any, Any]]:
+def cut_otherwise(recipe: Recipe | ScoringRecipe) -> list[str]:
+    """A note on every fitted evaluator whose card names another parser than the recipe has."""
+    here, notes = recipe.parser.line(), []
+    for spec, _, config in _evaluators(recipe):
+        model = getattr(config, "model", "")
+        then = _fitted_parser(Path(model)) if isinstance(model, str) and model else ""
+        if then and then != here:
+            notes.append(
+                f"{spec.name} was fitted on steps as parser {then} cuts them, here it scores those of {here}; "
+                f"take that parser, or fit it again on these steps (`slea fit-evaluator --recipe`)"
+            )
+    return notes
+
+
+def _fitted_parser(folder: Path) -> str:
+    """What the card of a fitted evaluator says of its parser; empty where it does not, or there is no card."""
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""  # what is no card is refused by the evaluator that reads it
+    data = card.get("data") if isinstance(card, dict) else None
+    return str(data.get("parser", "")) if isinstance(data, dict) else ""
+
+
+def _evaluators(recipe: Recipe | ScoringRecipe) -> Iterator[tuple[ComponentSpec, Any, Any]]:
     """Spec, class and settings of every evaluator, and of every part of a blend."""
     specs = list(recipe.evaluators)
     while specs:

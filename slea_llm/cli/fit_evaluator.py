@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slea_llm.cli.output import say
 from slea_llm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from slea_llm.config import ScoringRecipe
+    from slea_llm.config import ComponentSpec, ScoringRecipe
+    from slea_llm.fitting.causal import FittedReader
+    from slea_llm.fitting.evaluator import FittedEvaluator
     from slea_llm.fitting.labels import StepLabel
     from slea_llm.types import ScoredTrajectory, Verdict
+
+Fitted = TypeVar("Fitted", "FittedEvaluator", "FittedReader")
 
 LABELLED: Mapping[str, Any] = MappingProxyType(
     {"labels": None, "no_outcome": False, "heuristic": None, "heuristic_weight": 0.3, "folds": 5}
@@ -77,14 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from slea_llm.cli import compose
     from slea_llm.cli.score import read_logs
-    from slea_llm.config import ComponentSpec, load_scoring_recipe
+    from slea_llm.config import load_scoring_recipe
     from slea_llm.folders import refuse_existing
     from slea_llm.scoring import Scorer
 
     options = chosen(arguments)
     refuse_existing(arguments.output, overwrite=False)
     recipe = load_scoring_recipe(arguments.recipe) if arguments.recipe else None
-    parser = compose.component("parser", recipe.parser if recipe else ComponentSpec(name="tagged"))
+    parser = compose.component("parser", _parser(recipe))
     data = list(Scorer(parser, []).score_many(one for log in arguments.log for one in read_logs(log)))
     verdict = FITS[arguments.evaluator](data, options, recipe, arguments)
     say(verdict.line)
@@ -157,10 +162,22 @@ def _fit_network(
         seed=arguments.seed,
         report=say,
     )
-    fitted.save(arguments.output)
+    _cut_by(fitted, recipe).save(arguments.output)
     for line in evaluator.lines(fitted.card):
         say(line)
     return fitted.verdict
+
+
+def _cut_by(fitted: Fitted, recipe: ScoringRecipe | None) -> Fitted:
+    """With the parser on its card, so that `slea plan` and `slea score` can tell when steps are cut otherwise."""
+    data = {**fitted.card.data, "parser": _parser(recipe).line()}
+    return replace(fitted, card=replace(fitted.card, data=data))
+
+
+def _parser(recipe: ScoringRecipe | None) -> ComponentSpec:
+    from slea_llm.config import ComponentSpec
+
+    return recipe.parser if recipe else ComponentSpec(name="tagged")
 
 
 def _fit_causal(
@@ -193,7 +210,7 @@ def _fit_causal(
     fitted = causal.fit_causal(
         rows, found, opened, base=base, settings=settings, seed=arguments.seed, left_out=left_out, report=say
     )
-    fitted.save(arguments.output)
+    _cut_by(fitted, recipe).save(arguments.output)
     for line in evaluator.lines(fitted.card):
         say(line)
     return fitted.verdict
@@ -202,7 +219,7 @@ def _fit_causal(
 def _fit_outcomes(
     data: Sequence[ScoredTrajectory],
     _options: Mapping[str, Any],
-    _recipe: ScoringRecipe | None,
+    recipe: ScoringRecipe | None,
     arguments: argparse.Namespace,
 ) -> Verdict:
     from slea_llm.evaluators import counterfactual, fitted, hindsight, return_decomposition, tool_use_outcomes
@@ -215,7 +232,8 @@ def _fit_outcomes(
         tool_use_outcomes.KIND: tool_use_outcomes.fit,
     }
     learnt = fits[name](data, seed=arguments.seed)
-    learnt.save(arguments.output)
+    facts = {**learnt.card["data"], "parser": _parser(recipe).line()}
+    replace(learnt, card={**learnt.card, "data": facts}).save(arguments.output)
     for line in fitted.lines(learnt.card):
         say(line)
     return fitted.judge(name, learnt.card)

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.output or default_output(arguments.log[0])
     if arguments.compare and _compare_runs(folder, *arguments.compare):
         return 0
-    from slea_llm import score_runs
+    from slea_llm import planning, score_runs
     from slea_llm.annotations import Annotations
     from slea_llm.cli import compose
 
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         _note_knowledge(recipe)
     scorer = compose.scorer(recipe)
     annotations = Annotations.read(arguments.labels) if arguments.labels else None
-    for gate in scorer.gates().values():
-        say(gate.line)
+    for line in (*planning.cut_otherwise(recipe), *(gate.line for gate in scorer.gates().values())):
+        say(line)
     crediting = _crediting(recipe, asked=arguments.credit)
     reader = log_reader(arguments.log, format=arguments.format, strict=arguments.strict)
     card = _card(arguments, recipe, scorer, annotations)

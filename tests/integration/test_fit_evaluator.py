@@ -77,6 +77,7 @@ def test_fit_then_score(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
     said = capsys.readouterr().out
     assert "reward_model: gate " in said
+    assert "was fitted on steps" not in said, "they are cut alike"
     scored = list(read_scored(newest_log(scores)))
     assert len(scored) == 24
     assert all(word.score is not None for one in scored for word in one.scores)
@@ -118,9 +119,13 @@ def test_what_is_fitted_to_outcomes_is_fitted_saved_and_read_by_name(
     assert f"{name}: gate " in said
     assert f"in a recipe: {{name: {name}, model: {output}}}" in said
     recipe, scores = tmp_path / "recipe.yaml", tmp_path / "scores"
-    recipe.write_text(RECIPE.replace("knowledge_base", f"{name}, model: {output}"), encoding="utf-8")
+    split = "parser: {name: tagged, split_thoughts: true}"
+    recipe.write_text(f"{RECIPE.replace('knowledge_base', f'{name}, model: {output}')}{split}\n", encoding="utf-8")
     assert main(["score", str(log), "--recipe", str(recipe), "--output", str(scores)]) == 0
-    assert f"{name}: gate " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{name}: gate " in said
+    assert "was fitted on steps as parser {name: tagged} cuts them" in said
+    assert "here it scores those of {name: tagged, split_thoughts: true}" in said
     assert all(word.score is not None for one in read_scored(newest_log(scores)) for word in one.scores)
 
 
