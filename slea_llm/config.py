@@ -126,6 +126,28 @@ def load_scoring_recipe(path: Path | str | None, overrides: Sequence[str] = ()) 
     return _scoring_recipe(document, overrides, str(path))
 
 
+class RefereeRecipe(BaseModel):
+    """The part of a recipe that judging logs needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    referee: ComponentSpec = ComponentSpec(name="rules")
+
+
+def load_referee_recipe(path: Path | str) -> RefereeRecipe:
+    """The section `referee` of a whole recipe, or of a file with that section alone.
+
+    Raises ConfigError as `load_recipe` does.
+    """
+    document = read_document(Path(path))
+    if "model" in document:
+        return RefereeRecipe(referee=load_recipe(path).referee)
+    try:
+        return RefereeRecipe.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path), RefereeRecipe)) from error
+
+
 def changed_scoring_recipe(recipe: ScoringRecipe, overrides: Sequence[str]) -> ScoringRecipe:
     """The recipe with `key.sub=value` overrides. Raises ConfigError as `load_recipe` does."""
     return _scoring_recipe(recipe.model_dump(mode="json"), overrides, "overrides")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slea_llm.config import ComponentSpec, Recipe, ScoringRecipe, component_config
+from slea_llm.config import ComponentSpec, Recipe, RefereeRecipe, ScoringRecipe, component_config
 from slea_llm.crediting import Crediting
 from slea_llm.endpoints import Endpoint
 from slea_llm.errors import UnsupportedError
@@ -65,7 +65,7 @@ def user(recipe: Recipe, chat_models: ChatModels | None = None) -> SimulatedUser
     return built
 
 
-def referee(recipe: Recipe, chat_models: ChatModels | None = None) -> Referee:
+def referee(recipe: Recipe | RefereeRecipe, chat_models: ChatModels | None = None) -> Referee:
     """Who lays failures to agent, user, environment or scorer."""
     built: Referee = component("referee", recipe.referee, {"chat_models": chat_models or ChatModels()})
     return built

@@ -14,7 +14,7 @@ SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", type=Path, help="log of dialogues, or a folder of logs (rollouts of a training run)")
-    parser.add_argument("--recipe", type=Path, default=None, help="recipe that says how the referee judges")
+    parser.add_argument("--recipe", type=Path, default=None, help="recipe, or its section `referee` alone")
     parser.add_argument("--output", type=Path, default=None, help="log to write, with the rulings in each record")
     parser.add_argument("--party", default=None, help="print these alone: agent, user, environment or scorer")
     parser.add_argument("--show", type=int, default=SHOWN, metavar="N", help=f"dialogues to print (default {SHOWN})")
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.output} exists already; give another name")
     from slea_llm.cli import compose
     from slea_llm.cli.score import read_logs
-    from slea_llm.config import load_recipe
+    from slea_llm.config import load_referee_recipe
     from slea_llm.errors import nearest
     from slea_llm.referee import PARTIES, Referee, blame_line, meaning
     from slea_llm.storage import write_trajectories
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     referee = Referee(Referee.Config())
     if arguments.recipe is not None:
-        referee = compose.referee(load_recipe(arguments.recipe))
+        referee = compose.referee(load_referee_recipe(arguments.recipe))
     marked = referee.marked(list(read_logs(arguments.log)))
     if not marked:
         raise ConfigError(

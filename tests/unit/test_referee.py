@@ -419,3 +419,14 @@ def test_the_command_prints_rulings_with_their_words_and_writes_them(
     assert main(["referee", str(log), "--party", "usr"]) == 2
     assert "did you mean 'user'" in capsys.readouterr().err
     assert main(["referee", str(log), "--output", str(out)]) == 2
+
+
+def test_the_command_takes_the_section_of_a_recipe_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out, recipe = tmp_path / "log.jsonl", tmp_path / "judged.jsonl", tmp_path / "referee.yaml"
+    write_trajectories(log, [planted(4)])
+    recipe.write_text("referee: {name: rules, excludes: []}\n", encoding="utf-8")
+    assert main(["referee", str(log), "--recipe", str(recipe), "--output", str(out)]) == 0
+    assert [one.excluded for one in read_trajectories(out)] == [False]
+    recipe.write_text("refere: {name: rules}\n", encoding="utf-8")
+    assert main(["referee", str(log), "--recipe", str(recipe)]) == 2
+    assert "did you mean 'referee'?" in capsys.readouterr().err
