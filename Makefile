@@ -101,6 +101,7 @@ STUDIES ?= full credit evaluators same_information parts outside honesty second
 study: ready  ## Every comparison of docs/study.md (half a day on 2 cores); goes on where it was stopped. STUDIES="full credit"
 	@set -e; for study in $(STUDIES); do \
 		$(BIN)/python benchmarks/learning/study.py run $$study --figure runs/study/$$study.svg; done
+	$(BIN)/python benchmarks/learning/study.py document
 
 clean:  ## Remove caches (never runs/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

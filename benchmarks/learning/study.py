@@ -3,6 +3,7 @@
     python benchmarks/learning/study.py tune token_gae streams  # the search that every arm gets alike
     python benchmarks/learning/study.py run quick --jobs 2      # plays what is not yet played, then prints the tables
     python benchmarks/learning/study.py table full --figure docs/learning.svg
+    python benchmarks/learning/study.py document                # the tables of docs/study.md
 
 What is compared, and how, stands in protocol.yaml. Every finished run is one small file under results/ or tuning/; runs
 that were interrupted go on from their last checkpoint. docs/study.md says how to read it.
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from document import block, documented
 from protocol import HERE, PLUGINS, PROTOCOL, Job, Protocol, Study, known
 from runs import Commands, Result, Run
 from tables import Tables, pooled, tables
@@ -28,6 +30,7 @@ from tuning import TUNING, check_digests, kept, read_results, study_jobs, tuning
 
 from slea_llm import planning
 from slea_llm.errors import SleaError
+from slea_llm.storage import atomic_write
 
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results"
@@ -103,6 +106,26 @@ def tune(protocol: Protocol, arguments: argparse.Namespace) -> int:
 def tuned(protocol: Protocol, arguments: argparse.Namespace) -> int:
     print("\n".join(tuning_table(protocol, arguments.tuning)))
     return 0
+
+
+def document(protocol: Protocol, arguments: argparse.Namespace) -> int:
+    """Write the tables of a page anew from the kept runs."""
+    before = arguments.page.read_text(encoding="utf-8")
+    after = page(before, protocol, arguments)
+    with atomic_write(arguments.page) as file:
+        file.write(after)
+    print(f"{arguments.page}: {'as it was' if after == before else 'written anew'}")
+    return 0
+
+
+def page(text: str, protocol: Protocol, arguments: argparse.Namespace) -> str:
+    """A page with the tables that the kept runs give."""
+
+    def found(name: str) -> list[str]:
+        study = protocol.study(name)
+        return block(study, _finished(study, arguments))
+
+    return documented(text, tuned=lambda: tuning_table(protocol, arguments.tuning), table=found)
 
 
 def plan(protocol: Protocol, arguments: argparse.Namespace) -> int:
@@ -190,6 +213,9 @@ def _arguments() -> argparse.Namespace:
     one.set_defaults(do=tune)
     one = commands.add_parser("tuned", parents=[common], help="what the search gave")
     one.set_defaults(do=tuned)
+    one = commands.add_parser("document", parents=[common], help="write the tables of docs/study.md anew")
+    one.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md", help="another page with such marks")
+    one.set_defaults(do=document)
     one = commands.add_parser("plan", parents=[common], help="check every arm of every study; runs nothing")
     one.set_defaults(do=plan)
     arguments = parser.parse_args()

@@ -225,19 +225,23 @@ class Tables:
         return reached(run.curve, threshold, window=self.study.protocol.window)
 
 
-def tables(study: Study, results: Sequence[Result]) -> list[str]:
-    """All tables of a study, each under a heading."""
+def parts(study: Study, results: Sequence[Result]) -> dict[str, list[str]]:
+    """All tables of a study by their heading, the first under its name; empty where there is nothing to say."""
     found = Tables.of(study, results)
-    parts = {
-        f"{study.name}": [*found.provenance(), "", *found.main()],
-        "What it costs": found.costs(),
+    return {
+        study.name: [*found.provenance(), "", *found.main()],
         f"Against {study.baseline}": found.comparisons(),
         "Beside the articles": found.articles(),
+        "What it costs": found.costs(),
         "Alarms": found.alarms(),
         "Every seed": found.seeds(),
     }
+
+
+def tables(study: Study, results: Sequence[Result]) -> list[str]:
+    """All tables of a study, each under a heading."""
     lines: list[str] = []
-    for heading, part in parts.items():
+    for heading, part in parts(study, results).items():
         if part:
             lines += [f"### {heading}", "", *part, ""]
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 from functools import cache
@@ -17,8 +18,9 @@ from measures import Point
 from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
 from runs import Result, over_expert, repeats
+from study import RESULTS, page
 from tables import Tables, fallen, pooled, tables, windowed
-from tuning import check_digests, chosen, kept, mean_areas, study_jobs, tuning_jobs, tuning_table
+from tuning import TUNING, check_digests, chosen, kept, mean_areas, study_jobs, tuning_jobs, tuning_table
 
 from slea_llm import planning, registry
 from slea_llm.cli import compose
@@ -227,6 +229,15 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert "no ratio" in "\n".join(worse.articles())
     assert "| environment steps to 80 % | 500,000 | 200,000 | 0.40 | 2,880 (3/3) |" in "\n".join(shown.articles())
     assert tables(quick(), ours + theirs)[0] == "### quick"
+
+
+@pytest.mark.usefixtures("_quick_registry")
+def test_the_page_holds_what_the_kept_runs_give() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
+    assert {f"<!-- table {name} -->" for name in PROTOCOL.studies} <= set(text.splitlines())
+    assert page(text, PROTOCOL, argparse.Namespace(results=RESULTS, tuning=TUNING)) == text, (
+        "write it anew: python benchmarks/learning/study.py document"
+    )
 
 
 def test_domains_are_pooled_only_where_every_baseline_got_there() -> None:
