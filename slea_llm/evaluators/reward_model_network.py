@@ -58,27 +58,30 @@ class Member(nn.Module):
         nn.init.zeros_(self.direct.weight)
 
     def forward(self, batch: Positions) -> Tensor:
-        scale = float(batch.vectors.shape[-1]) ** 0.5
-        vectors = batch.vectors * scale  # unit vectors to coordinates of size 1
-        step, others = vectors[..., -1:, :], vectors[..., :-1, :]
-        if batch.vectors.shape[-2] == 2:  # joint: what is judged stands first, the history after it
-            step, others = vectors[..., :1, :], vectors[..., 1:, :]
+        """Logits (B, P, 2); those of padding mean nothing."""
+        # Only what attends over places is padded: four tenths of the places of a usual batch are padding.
+        vectors, evidence = batch.vectors[batch.mask], batch.evidence[batch.mask]
+        scale = float(vectors.shape[-1]) ** 0.5
+        vectors = vectors * scale  # unit vectors to coordinates of size 1
+        step, others = vectors[:, -1:], vectors[:, :-1]
+        if vectors.shape[1] == 2:  # joint: what is judged stands first, the history after it
+            step, others = vectors[:, :1], vectors[:, 1:]
         tokens = torch.cat(
-            [
-                self.segment(vectors),
-                self.agreement(step * others),
-                self.evidence(batch.evidence).unsqueeze(-2),
-            ],
-            dim=-2,
+            [self.segment(vectors), self.agreement(step * others), self.evidence(evidence).unsqueeze(1)], dim=1
         )
-        tokens = tokens + self.kind
-        rows, places = tokens.shape[:2]
-        pooled = self.within(tokens.flatten(0, 1)).mean(dim=1).unflatten(0, (rows, places))
-        causal = nn.Transformer.generate_square_subsequent_mask(places, device=pooled.device, dtype=pooled.dtype)
+        pooled = _padded(self.within(tokens + self.kind).mean(dim=1), batch.mask)
+        causal = nn.Transformer.generate_square_subsequent_mask(
+            pooled.shape[1], device=pooled.device, dtype=pooled.dtype
+        )
         seen = self.norm(self.across(pooled, mask=causal, is_causal=True))
-        direct = self.direct(torch.cat([step.squeeze(-2) / scale, batch.evidence], dim=-1))
-        logits: Tensor = self.heads(seen) + direct
+        direct = self.direct(torch.cat([step.squeeze(1) / scale, evidence], dim=-1))
+        logits: Tensor = self.heads(seen) + _padded(direct, batch.mask)
         return logits
+
+
+def _padded(rows: Tensor, mask: Tensor) -> Tensor:
+    """(N, D) of the real places to (B, P, D), zeros elsewhere."""
+    return rows.new_zeros(*mask.shape, rows.shape[-1]).index_put((mask,), rows)
 
 
 def _layer(shape: NetworkShape) -> nn.TransformerEncoderLayer:
