@@ -168,9 +168,10 @@ class Commands:
 class Run:
     """A job in its folder. `play` goes on where an earlier try was stopped."""
 
-    def __init__(self, job: Job, work: Path, commands: Commands) -> None:
+    def __init__(self, job: Job, work: Path, commands: Commands, *, results: Path) -> None:
         self._job, self._work, self._commands = job, work, commands
         self.folder = work / job.name
+        self._kept = results / f"{job.name}.json"
         self._train = self.folder / "train"
         self._base = work / f"warm-{job.seed}-{job.warm_digest()}"
         self._cpu = 0.0
@@ -179,20 +180,22 @@ class Run:
     def play(self) -> Result:
         """Warm start and its panel (once for all arms that share them), train, panels by sampling and greedily.
 
-        Raises CalledProcessError when a command fails; its output stays in the folder's output.log.
+        What another study has finished meanwhile is read. Raises CalledProcessError when a command fails; its output
+        stays in the folder's output.log.
         """
         with self._locked(self._work / f"{self._job.name}.lock"):
+            if self._kept.is_file():
+                return Result.read(self._kept)
             self._prepare()
             with self._locked(self._base.with_name(f"{self._base.name}.lock")):
                 if not self._base.is_dir():
                     self._python(self._warm_start())
                 before = self._before() if self._job.complete else None
             self._train_policy()
-            return self._result({} if before is None else {"before": before, **self._panels()})
-
-    def forget(self) -> None:
-        """Remove the folder of a run whose result is kept."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+            result = self._result({} if before is None else {"before": before, **self._panels()})
+            result.write(self._kept)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return result
 
     def _prepare(self) -> None:
         """An empty folder, or the one of an earlier try with the same settings."""

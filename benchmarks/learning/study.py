@@ -154,8 +154,10 @@ def _play(jobs: Sequence[Job], folder: Path, *, work: Path, at_once: int) -> int
     before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
     pool = ThreadPoolExecutor(max_workers=at_once)
     try:
-        runs = {pool.submit((run := Run(job, work, commands)).play): run for job in spread(left, at_once)}
-        return sum(_keep(future, runs[future], folder) for future in as_completed(runs))
+        runs = {
+            pool.submit((run := Run(job, work, commands, results=folder)).play): run for job in spread(left, at_once)
+        }
+        return sum(_said(future, runs[future]) for future in as_completed(runs))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for one, handler in before.items():
@@ -169,16 +171,14 @@ def spread(jobs: Sequence[Job], at_once: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (seeds.index(job.seed) // at_once, arms.index(job.arm)))
 
 
-def _keep(future: Any, run: Run, folder: Path) -> bool:
-    """Keep what a run gave; True when it failed."""
+def _said(future: Any, run: Run) -> bool:
+    """Say what a run gave; True when it failed."""
     try:
         result: Result = future.result()
     except (subprocess.CalledProcessError, SleaError, OSError, ValueError, LookupError) as error:
         # Named and counted; the others go on, and the next call tries this one again.
         print(f"{run.folder.name} failed: {error!r}; see {run.folder / 'output.log'}", flush=True)
         return True
-    result.write(folder / f"{run.folder.name}.json")
-    run.forget()
     rates = [f"{panel['success_rate']:.3f}" for panel in (result.before, result.after) if panel]
     rates = rates or [f"{point.successes / point.played:.3f}" for point in (result.curve[0], result.curve[-1])]
     print(f"{run.folder.name}: {' -> '.join(rates)}, {result.cpu_seconds:.0f} CPU s", flush=True)

@@ -75,7 +75,11 @@ def test_a_killed_study_goes_on_and_a_finished_run_is_never_played_again(tmp_pat
         time.sleep(0.1)
     first.kill()  # what it had started lives on and holds the lock of its run
     assert said(first).startswith("1 of 1 runs to play"), (run / "output.log").read_text()
+    beside = study(protocol)  # a second one waits for the run and takes its result
     text = said(study(protocol))
+    shown = ": 0.000 -> 0.000, "
+    assert shown in text
+    assert shown in said(beside)
     kept = tmp_path / "results" / "order_taking_tiny-24" / "token_gae-901.json"
     assert kept.is_file(), text
     result = Result.read(kept)
