@@ -89,6 +89,7 @@ def test_no_passes_fit_the_heads_alone(base: Path, folder: Path) -> None:
     assert bool(fitted.tensors["heads.weight"][1].any())
 
 
+@pytest.mark.timeout(240)
 def test_shuffled_outcomes_are_refused(base: Path) -> None:
     fitted = fit(base, dialogues(120, shuffled=True), CausalSettings(folds=2, epochs=2, batch=16, learning_rate=1e-2))
     assert not fitted.verdict.open
