@@ -427,6 +427,6 @@ def test_the_command_takes_the_section_of_a_recipe_alone(tmp_path: Path, capsys:
     recipe.write_text("referee: {name: rules, excludes: []}\n", encoding="utf-8")
     assert main(["referee", str(log), "--recipe", str(recipe), "--output", str(out)]) == 0
     assert [one.excluded for one in read_trajectories(out)] == [False]
-    recipe.write_text("refere: {name: rules}\n", encoding="utf-8")
+    recipe.write_text("refeere: {name: rules}\n", encoding="utf-8")
     assert main(["referee", str(log), "--recipe", str(recipe)]) == 2
     assert "did you mean 'referee'?" in capsys.readouterr().err
