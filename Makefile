@@ -96,7 +96,7 @@ study-smollm2: ready  ## SmolLM2-135M learns to take orders: warm start, trainin
 	test -d runs/models/smollm2-135m || $(RUN) fetch-model smollm2-135m --folder runs/models/smollm2-135m
 	$(BIN)/python benchmarks/learning/study.py run smollm2 --jobs 1 --figure runs/study/smollm2.svg
 
-STUDIES ?= full credit evaluators same_information parts outside honesty second
+STUDIES ?= full credit evaluators same_information parts parts_added outside honesty second
 
 study: ready  ## Every comparison of docs/study.md (half a day on 2 cores); goes on where it was stopped. STUDIES="full credit"
 	@set -e; for study in $(STUDIES); do \

@@ -91,12 +91,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     )
     if launch is not None:
         _check_launch(recipe, launch, gpus)
-    return [
-        *shut,
-        *cut_otherwise(recipe),
-        *_odd(recipe, components["environment"][0][1], components["user"][0][1]),
-        *notes,
-    ]
+    return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
 
 
 def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
@@ -124,26 +119,35 @@ def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:
 
 def cut_otherwise(recipe: Recipe | ScoringRecipe) -> list[str]:
     """A note on every fitted evaluator whose card names another parser than the recipe has."""
-    here, notes = recipe.parser.line(), []
+    here, notes = recipe.parser, []
     for spec, _, config in _evaluators(recipe):
         model = getattr(config, "model", "")
-        then = _fitted_parser(Path(model)) if isinstance(model, str) and model else ""
-        if then and then != here:
+        then = _fitted_parser(Path(model)) if isinstance(model, str) and model else None
+        if then is not None and not _same_parser(then, here):
             notes.append(
-                f"{spec.name} was fitted on steps as parser {then} cuts them, here it scores those of {here}; "
-                f"take that parser, or fit it again on these steps (`slea fit-evaluator --recipe`)"
+                f"{spec.name} was fitted on steps as parser {then.line()} cuts them, here it scores those of "
+                f"{here.line()}; take that parser, or fit it again on these steps (`slea fit-evaluator --recipe`)"
             )
     return notes
 
 
-def _fitted_parser(folder: Path) -> str:
-    """What the card of a fitted evaluator says of its parser; empty where it does not, or there is no card."""
+def _fitted_parser(folder: Path) -> ComponentSpec | None:
+    """What the card of a fitted evaluator says of its parser; None where it does not, or there is no card."""
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""  # what is no card is refused by the evaluator that reads it
+        return None  # what is no card is refused by the evaluator that reads it
     data = card.get("data") if isinstance(card, dict) else None
-    return str(data.get("parser", "")) if isinstance(data, dict) else ""
+    said = data.get("parser") if isinstance(data, dict) else None
+    return ComponentSpec(**said) if isinstance(said, dict) and isinstance(said.get("name"), str) else None
+
+
+def _same_parser(then: ComponentSpec, here: ComponentSpec) -> bool:
+    """Whether both cut alike, options that were left out filled in."""
+    try:
+        return then.name == here.name and component_config("parser", then) == component_config("parser", here)
+    except ConfigError:
+        return False  # that of the card is not known here, or has other options by now
 
 
 def _evaluators(recipe: Recipe | ScoringRecipe) -> Iterator[tuple[ComponentSpec, Any, Any]]:

@@ -15,9 +15,14 @@ FOLDED = ("Alarms", "Every seed")
 
 
 def documented(text: str, *, tuned: Callable[[], Sequence[str]], table: Callable[[str], Sequence[str]]) -> str:
-    """The page with every block written anew: `tuned` gives the search's table, `table` that of a study by name."""
+    """The page with every block written anew: `tuned` gives the search's table, `table` that of a study by name.
+
+    Raises ValueError where a block has no end of its own: what follows it would be lost.
+    """
 
     def written(block: re.Match[str]) -> str:
+        if block[0].count("<!-- ") != 2:
+            raise ValueError(f"{block[1].strip()} has no <!-- end --> before the next block")
         lines = table(block[3]) if block[3] else tuned()
         return "\n".join([block[1].strip(), "", *lines, "", block[4]])
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -141,6 +142,16 @@ class Commands:
             for process in self._running:
                 os.kill(process, signal.SIGTERM)
 
+    def wait_for(self, file: int) -> None:
+        """Lock an open file once nobody else holds it. Raises CalledProcessError when it is stopped before."""
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self._stopped:
+                    raise subprocess.CalledProcessError(-signal.SIGTERM, ["flock"]) from None
+            time.sleep(0.2)
+
     def run(self, command: Sequence[str], log: Path, *, keep_open: Sequence[int]) -> float:
         """Run one command with one thread; its CPU seconds. Raises CalledProcessError."""
         environment = {
@@ -184,8 +195,8 @@ class Run:
         stays in the folder's output.log.
         """
         with self._locked(self._work / f"{self._job.name}.lock"):
-            if self._kept.is_file():
-                return Result.read(self._kept)
+            if (found := self._finished()) is not None:
+                return found
             self._prepare()
             with self._locked(self._base.with_name(f"{self._base.name}.lock")):
                 if not self._base.is_dir():
@@ -196,6 +207,15 @@ class Run:
             result.write(self._kept)
             shutil.rmtree(self.folder, ignore_errors=True)
             return result
+
+    def _finished(self) -> Result | None:
+        """What another study has finished meanwhile: this run, or the whole one whose beginning it is."""
+        for job in (self._job, self._job.whole):
+            path = self._kept.with_name(f"{job.name}.json")
+            if path.is_file() and (found := Result.read(path)).digest == job.digest():
+                shutil.rmtree(self.folder, ignore_errors=True)
+                return found.first(self._job.until)
+        return None
 
     def _prepare(self) -> None:
         """An empty folder, or the one of an earlier try with the same settings."""
@@ -312,7 +332,7 @@ class Run:
         """Hold a file's lock, and hand it to what is started meanwhile."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+            self._commands.wait_for(held.fileno())
             self._held.append(held.fileno())
             yield
             self._held.remove(held.fileno())

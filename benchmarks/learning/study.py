@@ -60,6 +60,10 @@ def run(protocol: Protocol, arguments: argparse.Namespace) -> int:
     ]
     if not wanted:
         raise SystemExit(f"none of the seeds {arguments.seeds} is of {study.name}; it has {study.seeds}")
+    if untuned := sorted({study.protocol.arm(job.arm).tuning for job in wanted if study.tuned and job.tuned is None}):
+        raise SystemExit(
+            f"nothing was searched for {', '.join(untuned)}, beside arms that are tuned; run `tune` with them"
+        )
     failed = _play(wanted, folder, work=arguments.work / study.folder, at_once=arguments.jobs)
     table(protocol, arguments)
     return 1 if failed else 0
@@ -157,7 +161,7 @@ def _play(jobs: Sequence[Job], folder: Path, *, work: Path, at_once: int) -> int
         runs = {
             pool.submit((run := Run(job, work, commands, results=folder)).play): run for job in spread(left, at_once)
         }
-        return sum(_said(future, runs[future]) for future in as_completed(runs))
+        return sum(_failed(future, runs[future]) for future in as_completed(runs))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for one, handler in before.items():
@@ -171,8 +175,8 @@ def spread(jobs: Sequence[Job], at_once: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (seeds.index(job.seed) // at_once, arms.index(job.arm)))
 
 
-def _said(future: Any, run: Run) -> bool:
-    """Say what a run gave; True when it failed."""
+def _failed(future: Any, run: Run) -> bool:
+    """Whether a run failed; says so, or what it gave."""
     try:
         result: Result = future.result()
     except (subprocess.CalledProcessError, SleaError, OSError, ValueError, LookupError) as error:

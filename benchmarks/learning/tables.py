@@ -118,9 +118,13 @@ class Tables:
         if isinstance(pair, str):
             return f"{what}: no ratio, {pair}"
         shared = pair[0].keys() & pair[1].keys()
-        runs = self.by_arm[arm]
-        missing = sum(self._reached(run, threshold) is None for run in runs if run.seed in shared)
-        note = f"; {missing} of {len(shared)} seeds did not get there and count as the cap" if missing else ""
+        sides = {name: self.by_arm[name] for name in (arm, self.study.baseline)}
+        missing = {
+            name: sum(self._reached(run, threshold) is None for run in runs if run.seed in shared)
+            for name, runs in sides.items()
+        }
+        said = " and ".join(f"{count} of {name}" for name, count in missing.items() if count)
+        note = f"; did not get there and count as the cap: {said}" if said else ""
         return f"{what}: {self.bootstrap.ratio(pair).text()}, {len(shared)} seeds{note}"
 
     def pair(self, arm: str, threshold: float) -> tuple[Mapping[int, float], Mapping[int, float]] | str:

@@ -170,7 +170,7 @@ def _fit_network(
 
 def _cut_by(fitted: Fitted, recipe: ScoringRecipe | None) -> Fitted:
     """With the parser on its card, so that `slea plan` and `slea score` can tell when steps are cut otherwise."""
-    data = {**fitted.card.data, "parser": _parser(recipe).line()}
+    data = {**fitted.card.data, "parser": _parser(recipe).model_dump(mode="json")}
     return replace(fitted, card=replace(fitted.card, data=data))
 
 
@@ -232,7 +232,7 @@ def _fit_outcomes(
         tool_use_outcomes.KIND: tool_use_outcomes.fit,
     }
     learnt = fits[name](data, seed=arguments.seed)
-    facts = {**learnt.card["data"], "parser": _parser(recipe).line()}
+    facts = {**learnt.card["data"], "parser": _parser(recipe).model_dump(mode="json")}
     replace(learnt, card={**learnt.card, "data": facts}).save(arguments.output)
     for line in fitted.lines(learnt.card):
         say(line)

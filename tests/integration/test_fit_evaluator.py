@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slea_llm.assets import find
 from slea_llm.cli import main
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card
@@ -17,6 +18,7 @@ from slea_llm.users.scripted import ScriptedUser
 
 pytestmark = pytest.mark.integration
 
+TINY = find("recipes", "order_taking_tiny.yaml")
 RECIPE = """
 model: {base: none}
 environment: {name: order_taking}
@@ -70,6 +72,7 @@ def test_fit_then_score(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     card = Card.read(output / CARD)
     assert set(card.reliability) == {"success", "label"}
     assert set(card.labels) == {"heuristic", "outcome"}
+    assert card.data["parser"] == {"name": "tagged"}
     assert (output / WEIGHTS).is_file()
 
     recipe.write_text(RECIPE.replace("knowledge_base", f"reward_model, model: {output}"), encoding="utf-8")
@@ -126,6 +129,11 @@ def test_what_is_fitted_to_outcomes_is_fitted_saved_and_read_by_name(
     assert f"{name}: gate " in said
     assert "was fitted on steps as parser {name: tagged} cuts them" in said
     assert "here it scores those of {name: tagged, split_thoughts: true}" in said
+    model = f"{{name: {name}, model: {output}}}"
+    streams = "streams={outcome: {sources: [outcome]}, scores: {sources: [" + name + "]}}"
+    for parser, count in (("{name: tagged}", 0), ("{name: tagged, split_thoughts: false}", 0), ("{name: auto}", 1)):
+        assert main(["plan", str(TINY), f"evaluators=[{model}]", streams, f"parser={parser}"]) == 0
+        assert capsys.readouterr().out.count("was fitted on steps") == count, parser
     assert all(word.score is not None for one in read_scored(newest_log(scores)) for word in one.scores)
 
 

@@ -14,11 +14,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "plugins"))
 
+from document import documented
 from measures import Point
 from needs import Device, Work
 from protocol import Protocol, Study, changed_recipe
 from runs import Result, over_expert, repeats
-from study import RESULTS, page
+from study import RESULTS, page, run
 from tables import Tables, fallen, pooled, tables, windowed
 from tuning import TUNING, check_digests, chosen, kept, mean_areas, study_jobs, tuning_jobs, tuning_table
 
@@ -221,7 +222,9 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert shown.ratio_line("streams_split", 0.8).startswith(
         "streams_split over token_gae, dialogues to 80%: 0.78 (0.67 to"
     )
-    assert shown.ratio_line("streams_split", 0.8).endswith("1 of 3 seeds did not get there and count as the cap")
+    assert shown.ratio_line("streams_split", 0.8).endswith(
+        "3 seeds; did not get there and count as the cap: 1 of streams_split"
+    )
     assert "| token_gae | 101 | 480 | 480 | 480 | 640 |" in "\n".join(shown.seeds())
     assert "| streams_split | 103 | > 640 | > 640 | > 640 | > 640 |" in "\n".join(shown.seeds())
     worse = Tables(quick(), {"token_gae": ours, "streams_split": theirs})
@@ -229,6 +232,20 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert "no ratio" in "\n".join(worse.articles())
     assert "| environment steps to 80 % | 500,000 | 200,000 | 0.40 | 2,880 (3/3) |" in "\n".join(shown.articles())
     assert tables(quick(), ours + theirs)[0] == "### quick"
+
+
+def test_a_block_of_the_page_without_an_end_is_refused() -> None:
+    page = "<!-- tuned -->\nwords\n\n<!-- table full -->\n<!-- end -->\n"
+    with pytest.raises(ValueError, match="<!-- tuned --> has no <!-- end -->"):
+        documented(page, tuned=lambda: [], table=lambda _: [])
+    whole = documented(page.replace("words", "old\n<!-- end -->"), tuned=lambda: ["new"], table=lambda name: [name])
+    assert whole == "<!-- tuned -->\n\nnew\n\n<!-- end -->\n\n<!-- table full -->\n\nfull\n\n<!-- end -->\n"
+
+
+def test_arms_without_a_search_are_not_played_beside_tuned_ones(tmp_path: Path) -> None:
+    folders = argparse.Namespace(results=tmp_path, tuning=tmp_path, work=tmp_path, arms=(), seeds=(), jobs=1)
+    with pytest.raises(SystemExit, match="nothing was searched for streams_split, token_gae"):
+        run(PROTOCOL, argparse.Namespace(study="quick", **vars(folders)))
 
 
 @pytest.mark.usefixtures("_quick_registry")

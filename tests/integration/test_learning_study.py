@@ -47,7 +47,7 @@ SMALL = {
 def write_protocol(folder: Path, **common: Any) -> Path:
     document = yaml.safe_load((LEARNING / "protocol.yaml").read_text(encoding="utf-8"))
     document["common"] |= {**SMALL, **common}
-    row = {"arms": ["token_gae"], "baseline": "token_gae", "seeds": [901], "dialogues": 24}
+    row = {"arms": ["token_gae"], "baseline": "token_gae", "seeds": [901], "dialogues": 24, "tuned": False}
     document["studies"] = {"small": row}
     path = folder / "protocol.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

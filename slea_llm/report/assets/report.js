@@ -26,7 +26,8 @@
   const count = (value) => value.toLocaleString("en-GB");
   // A value of a header as a reader takes it: no braces, and nothing for what is empty.
   const plain = (value) => value === null || value === undefined ? "" : typeof value !== "object" ? String(value)
-    : Object.entries(value).map(([name, one]) => Array.isArray(value) ? plain(one) : `${name} ${plain(one)}`).join(", ");
+    : Object.entries(value).map(([name, one]) => [name, plain(one)]).filter(([, text]) => text)
+      .map(([name, text]) => Array.isArray(value) ? text : `${name} ${text}`).join(", ");
   const set = () => data.sets[state.set];
   const endOf = (row) => row[END] === "error" ? "broken" : row[WON] === true ? "success" : row[WON] === false ? "failure" : "unknown";
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
