@@ -89,53 +89,60 @@ class Tables:
         return lines
 
     def comparisons(self) -> list[str]:
+        """Every arm against the baseline."""
+        base = self.study.baseline
+        return [line for arm in self.arms if arm != base for line in self._compared(arm, base)]
+
+    def best_over_others(self) -> list[str]:
+        """The arm that the protocol named best before the runs, against all but the baseline."""
+        best = self.study.best
+        if best not in self.arms or best == self.study.baseline:
+            return []
+        others = [arm for arm in self.arms if arm not in (best, self.study.baseline)]
+        return [line for other in others for line in self._compared(best, other)]
+
+    def _compared(self, arm: str, base: str) -> list[str]:
         """Ratios of dialogues to each threshold, and paired differences of area and of final success."""
-        lines = []
-        base = self.by_arm.get(self.study.baseline, ())
-        for arm in self.arms:
-            if arm == self.study.baseline:
-                continue
-            for threshold in self.study.protocol.thresholds:
-                lines.append(f"- {self.ratio_line(arm, threshold)}")
-            measures: Sequence[tuple[str, Callable[[Result], float | None]]] = (
-                ("area under the curve", lambda run: area(run.curve)),
-                ("sampled success at the end", lambda run: run.after and run.after["success_rate"]),
+        lines = [f"- {self.ratio_line(arm, threshold, base)}" for threshold in self.study.protocol.thresholds]
+        measures: Sequence[tuple[str, Callable[[Result], float | None]]] = (
+            ("area under the curve", lambda run: area(run.curve)),
+            ("sampled success at the end", lambda run: run.after and run.after["success_rate"]),
+        )
+        for what, of in measures:
+            ours, theirs = (
+                {run.seed: found for run in self.by_arm[name] if (found := of(run)) is not None} for name in (arm, base)
             )
-            for what, of in measures:
-                ours, theirs = (
-                    {run.seed: found for run in runs if (found := of(run)) is not None}
-                    for runs in (self.by_arm[arm], base)
-                )
-                if ours.keys() & theirs.keys():
-                    difference = self.bootstrap.difference((ours, theirs)).text(3)
-                    lines.append(f"- {arm} less {self.study.baseline}, {what}: {difference}")
+            if ours.keys() & theirs.keys():
+                lines.append(f"- {arm} less {base}, {what}: {self.bootstrap.difference((ours, theirs)).text(3)}")
         return lines
 
-    def ratio_line(self, arm: str, threshold: float) -> str:
-        """A ratio of dialogues with its interval; or why there is none."""
-        what = f"{arm} over {self.study.baseline}, dialogues to {threshold:.0%}"
-        pair = self.pair(arm, threshold)
+    def ratio_line(self, arm: str, threshold: float, base: str = "") -> str:
+        """A ratio of dialogues with its interval, over the baseline or another arm; or why there is none."""
+        base = base or self.study.baseline
+        what = f"{arm} over {base}, dialogues to {threshold:.0%}"
+        pair = self.pair(arm, threshold, base)
         if isinstance(pair, str):
             return f"{what}: no ratio, {pair}"
         shared = pair[0].keys() & pair[1].keys()
-        sides = {name: self.by_arm[name] for name in (arm, self.study.baseline)}
         missing = {
-            name: sum(self._reached(run, threshold) is None for run in runs if run.seed in shared)
-            for name, runs in sides.items()
+            name: sum(self._reached(run, threshold) is None for run in self.by_arm[name] if run.seed in shared)
+            for name in (arm, base)
         }
         said = " and ".join(f"{count} of {name}" for name, count in missing.items() if count)
         note = f"; did not get there and count as the cap: {said}" if said else ""
         return f"{what}: {self.bootstrap.ratio(pair).text()}, {len(shared)} seeds{note}"
 
-    def pair(self, arm: str, threshold: float) -> tuple[Mapping[int, float], Mapping[int, float]] | str:
-        """Dialogues to a threshold by seed, of an arm and of the baseline; or why they are not compared."""
-        runs, base = self.by_arm.get(arm, ()), self.by_arm.get(self.study.baseline, ())
-        got = sum(self._reached(run, threshold) is not None for run in base)
-        if not base or got < self.study.protocol.reached_share * len(base):
-            return f"the baseline got there in {got} of {len(base)} seeds"
+    def pair(self, arm: str, threshold: float, base: str = "") -> tuple[Mapping[int, float], Mapping[int, float]] | str:
+        """Dialogues to a threshold by seed, of an arm and of what it is set against; or why they are not compared."""
+        base = base or self.study.baseline
+        runs, others = self.by_arm.get(arm, ()), self.by_arm.get(base, ())
+        got = sum(self._reached(run, threshold) is not None for run in others)
+        if not others or got < self.study.protocol.reached_share * len(others):
+            name = "the baseline" if base == self.study.baseline else base
+            return f"{name} got there in {got} of {len(others)} seeds"
         ours, theirs = (
             {run.seed: float(spent(run.curve, self._reached(run, threshold)).dialogues) for run in one}
-            for one in (runs, base)
+            for one in (runs, others)
         )
         return (ours, theirs) if ours.keys() & theirs.keys() else "the arms share no seed"
 
@@ -235,6 +242,7 @@ def parts(study: Study, results: Sequence[Result]) -> dict[str, list[str]]:
     return {
         study.name: [*found.provenance(), "", *found.main()],
         f"Against {study.baseline}": found.comparisons(),
+        f"{study.best} against the others": found.best_over_others(),
         "Beside the articles": found.articles(),
         "What it costs": found.costs(),
         "Alarms": found.alarms(),

@@ -234,6 +234,21 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
     assert tables(quick(), ours + theirs)[0] == "### quick"
 
 
+def test_the_best_arm_is_set_against_every_other_one() -> None:
+    ours = [result("streams_split", seed, 130, 140, 140, 150) for seed in (211, 212)]
+    slow = [result("token_gae", seed, 0, 40, 130, 150) for seed in (211, 212)]
+    near = [result("gigpo", 211, 0, 140, 140, 150), result("gigpo", 212, 0, 0, 0, 0)]
+    shown = Tables(PROTOCOL.study("full"), {"token_gae": slow, "gigpo": near, "streams_split": ours})
+    text = "\n".join(shown.comparisons())
+    assert "gigpo over token_gae" in text
+    assert "streams_split over token_gae, dialogues to 80%: 0.33" in text
+    text = "\n".join(shown.best_over_others())
+    assert "token_gae" not in text
+    assert "streams_split over gigpo, dialogues to 80%: no ratio, gigpo got there in 1 of 2 seeds" in text
+    assert f"streams_split less gigpo, area under the curve: {(560 - 215) / 640:.3f}" in text
+    assert Tables(PROTOCOL.study("parts"), {"streams_split": ours}).best_over_others() == []
+
+
 def test_a_block_of_the_page_without_an_end_is_refused() -> None:
     page = "<!-- tuned -->\nwords\n\n<!-- table full -->\n<!-- end -->\n"
     with pytest.raises(ValueError, match="<!-- tuned --> has no <!-- end -->"):
