@@ -36,17 +36,18 @@ class Cotraining:
         model: RewardModel,
         *,
         folder: Path,
+        parser: Mapping[str, Any],
         main: bool,
         gather: Gather,
         seed: int,
         report: Callable[[str], None],
         settings: FitSettings | None = None,
     ) -> None:
-        """`folder`, which all ranks see, receives one subfolder a refit."""
+        """`folder`, which all ranks see, receives one subfolder a refit; `parser`, as in a recipe, cuts the steps."""
         if model.config.refresh_every < 1:
             raise ConfigError(f"refresh_every {model.config.refresh_every} of {model.name} must be 1 or more to refit")
         self._model, self._folder, self._main, self._gather = model, folder, main, gather
-        self._seed, self._report = seed, report
+        self._parser, self._seed, self._report = parser, seed, report
         self._settings = settings or FitSettings(folds=3, members=1)
         self._window: deque[tuple[int, ScoredTrajectory]] = deque(maxlen=model.config.window)
         self._current = ""
@@ -102,7 +103,8 @@ class Cotraining:
             fitted = fit_evaluator(
                 rows, labels, encoder=encoder.name, encoding="apart", settings=self._settings, seed=self._seed
             )
-            fitted.save(self._folder / name, overwrite=True)
+            written = dataclasses.replace(fitted, card=fitted.card.cut_by(self._parser))
+            written.save(self._folder / name, overwrite=True)
         except SleaError as error:
             self._say(f"{self._model.name}: not refitted, the copy of before goes on scoring: {error}")
             return False

@@ -169,9 +169,7 @@ def _fit_network(
 
 
 def _cut_by(fitted: Fitted, recipe: ScoringRecipe | None) -> Fitted:
-    """With the parser on its card, so that `slea plan` and `slea score` can tell when steps are cut otherwise."""
-    data = {**fitted.card.data, "parser": _parser(recipe).model_dump(mode="json")}
-    return replace(fitted, card=replace(fitted.card, data=data))
+    return replace(fitted, card=fitted.card.cut_by(_parser(recipe).model_dump(mode="json")))
 
 
 def _parser(recipe: ScoringRecipe | None) -> ComponentSpec:

@@ -265,8 +265,11 @@ class TrainingRun:
 
         main, seed = bool(self._accelerator.is_main_process), self._recipe.run.seed
         evaluators, augmenters = self._output / "evaluators", self._output / "augmenters"
+        parser = self._recipe.parser.model_dump(mode="json")
         refitted: dict[str, Observer] = {
-            one.name: Cotraining(one, folder=evaluators / one.name, main=main, gather=gather, seed=seed, report=say)
+            one.name: Cotraining(
+                one, folder=evaluators / one.name, parser=parser, main=main, gather=gather, seed=seed, report=say
+            )
             for one in scorer.evaluators
             if isinstance(one, RewardModel) and one.config.refresh_every
         }

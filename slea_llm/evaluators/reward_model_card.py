@@ -91,6 +91,10 @@ class Card:
         """The head that is read when nothing says otherwise: success where it was fitted, else the step label."""
         return "success" if "success" in self.reliability else "label"
 
+    def cut_by(self, parser: Mapping[str, Any]) -> Card:
+        """With the parser, as a recipe names it: what reads the card can then tell when steps are cut otherwise."""
+        return dataclasses.replace(self, data={**self.data, "parser": dict(parser)})
+
 
 def preflight_folder(folder: Path, name: str) -> Card:
     """The card of a folder, whose model the evaluator `name` can read; the weights are only looked for.

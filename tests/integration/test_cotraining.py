@@ -16,6 +16,7 @@ from slea_llm.cotraining import Cotraining, balanced
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.errors import CheckpointError, ConfigError
 from slea_llm.evaluators.reward_model import RewardModel
+from slea_llm.evaluators.reward_model_card import CARD, Card
 from slea_llm.evaluators.reward_model_words import UNFITTED
 from slea_llm.fitting.training import TrainingSettings
 from slea_llm.rollout import Rollout, play
@@ -45,7 +46,14 @@ class Run:
         self.model = RewardModel(RewardModel.Config(encoder="hashing", **options))  # type: ignore[arg-type]
         self.said: list[str] = []
         self.cotraining = Cotraining(
-            self.model, folder=folder, main=True, gather=list, seed=0, report=self.said.append, settings=QUICK
+            self.model,
+            folder=folder,
+            parser={"name": "tagged"},
+            main=True,
+            gather=list,
+            seed=0,
+            report=self.said.append,
+            settings=QUICK,
         )
 
 
@@ -59,6 +67,7 @@ def test_a_refit_comes_when_it_is_due_and_changes_the_next_scores(tmp_path: Path
     run.cotraining.observe(1, played(60, seed=1, model=run.model))
     version = run.model.version
     assert version != UNFITTED
+    assert Card.read(tmp_path / "iteration-2" / CARD).data["parser"] == {"name": "tagged"}
     assert "refitted on" in run.said[-1]
     assert "after iteration 2: reward_model: gate" in run.said[-1]
     run.cotraining.observe(2, played(60, seed=2, model=run.model))
@@ -101,7 +110,7 @@ def test_dialogues_without_an_outcome_are_left_out(tmp_path: Path) -> None:
 def test_only_a_model_that_is_to_be_refitted_is_taken(tmp_path: Path) -> None:
     model = RewardModel(RewardModel.Config())
     with pytest.raises(ConfigError, match="refresh_every 0"):
-        Cotraining(model, folder=tmp_path, main=True, gather=list, seed=0, report=print)
+        Cotraining(model, folder=tmp_path, parser={}, main=True, gather=list, seed=0, report=print)
     for changes in ({"refresh_every": -1}, {"window": 63}):
         with pytest.raises(ConfigError, match="must be"):
             RewardModel.Config(**changes)  # type: ignore[arg-type]

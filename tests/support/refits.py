@@ -47,6 +47,7 @@ class Refitting(training.Recording):
         self.cotraining = Cotraining(
             self.model,
             folder=folder / "evaluators",
+            parser={"name": "tagged"},
             main=rank == 0,
             gather=gather_object,
             seed=0,
