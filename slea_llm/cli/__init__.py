@@ -72,7 +72,11 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpar
     if rest:
         options = re.findall(r"--[a-z][\w-]*", parser.format_help())
         hints = "; ".join(f"{one}{nearest(one.partition('=')[0], options)}" for one in rest)
-        parser.error(f"unrecognized arguments: {hints}")
+        settings = any("=" in one for one in rest) and "key.sub=value" in parser.format_help()
+        parser.error(
+            f"unrecognized arguments: {hints}"
+            + ("; settings of the recipe are written without dashes: run.output_dir=FOLDER" if settings else "")
+        )
     return found
 
 

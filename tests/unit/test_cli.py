@@ -30,6 +30,13 @@ def test_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) ->
     assert "--resme=yes (did you mean '--resume'?); --zzz\n" in capsys.readouterr().err
 
 
+def test_a_setting_written_as_an_option_is_told_how_settings_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "recipe.yaml", "--output_dir=there"])
+    assert stopped.value.code == 2
+    assert "settings of the recipe are written without dashes: run.output_dir=FOLDER" in capsys.readouterr().err
+
+
 def test_a_library_error_is_one_readable_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "no-such-recipe.yaml"]) == 2
     err = capsys.readouterr().err
