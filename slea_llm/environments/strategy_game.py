@@ -21,6 +21,9 @@ from slea_llm.types import Message, Outcome, State, Task
 
 TOOL = "order"
 
+MARGIN = 1.0
+"""Growth of a few days and rounding: what was seen may be more by now."""
+
 LONGEST_EXPERT = 15
 """Orders of the expert at worst, and one to spare."""
 
@@ -105,7 +108,10 @@ class StrategyEpisode(NotedEpisode):
         return (Message(role="system", content=text),)
 
     def state(self) -> State:
-        """Gold, buildings and troops; whether scouts watch today, days to a raid, and what was seen of the enemy."""
+        """Gold, buildings and troops; whether scouts watch today, days to a raid, and what was seen of the enemy.
+
+        `stronger`: by more than the few days since it was seen can have changed.
+        """
         land = self.land
         raid = self._enemy.raid_day - land.day
         return {
@@ -116,6 +122,7 @@ class StrategyEpisode(NotedEpisode):
             **{name: getattr(land, name) for name in ("technology", "shown", "seen", "force", "defence", "outcome")},
             "events": list(land.events),
             "rich": land.gold >= rules.RICH,
+            "stronger": land.seen is not None and land.force > land.seen + MARGIN,
             "watched": land.day in self._enemy.scouting,
             # A raid shows two days ahead.
             "raid": {"days": raid, "strength": self._enemy.raid_strength} if 0 <= raid <= 2 else None,
@@ -188,15 +195,13 @@ def plan(state: State) -> Move:
 
 def _best(state: State) -> str:
     gold, seen, raid = state["gold"], state["seen"], state["raid"]
-    # Growth of a few days and rounding: what was seen may be more by now.
-    strong = seen is not None and state["force"] > seen + 1.0
     if state["shown"]:
-        return "attack" if strong else "hide"
+        return "attack" if state["stronger"] else "hide"
     if raid is not None and state["defence"] < raid["strength"]:
         return _prepare(state, raid["days"])
     if not state["barracks"]:
         return "barracks" if gold >= rules.COSTS["barracks"] else "gather"
-    if strong:
+    if state["stronger"]:
         return "gather" if state["watched"] else "march"
     if state["army"] and seen is None and state["army"] >= rules.MOST_TROOPS - rules.TROOPS:
         return "scout"
@@ -236,7 +241,6 @@ def track(state: State, speech: Speech) -> str:
     raid = state["raid"]
     if raid is not None and state["defence"] < raid["strength"]:
         return tracks["raid"]
-    strong = state["seen"] is not None and state["force"] > state["seen"] + 1.0
-    if strong:
+    if state["stronger"]:
         return tracks["strong_watched"] if state["watched"] else tracks["strong"]
     return tracks["rich"] if state["rich"] else tracks["weak"]

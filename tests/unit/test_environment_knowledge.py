@@ -96,7 +96,7 @@ def test_a_trip_is_agreed_then_looked_up_then_booked() -> None:
 
 POOR: dict[str, Any] = {
     **{"gold": 0, "army": 0, "seen": None, "raid": None},
-    **dict.fromkeys(("barracks", "shown", "rich", "watched"), False),
+    **dict.fromkeys(("barracks", "shown", "rich", "watched", "stronger"), False),
 }
 READY: dict[str, dict[str, Any]] = {
     "gather": {},
@@ -105,9 +105,9 @@ READY: dict[str, dict[str, Any]] = {
     "train": {"gold": 30, "barracks": True},
     "research": {"gold": 120, "rich": True},
     "scout": {"army": 8},
-    "march": {"army": 8, "seen": 3.0},
+    "march": {"army": 8, "seen": 3.0, "stronger": True},
     "hide": {"army": 8, "shown": True},
-    "attack": {"army": 8, "seen": 3.0, "shown": True},
+    "attack": {"army": 8, "seen": 3.0, "shown": True, "stronger": True},
 }
 
 
@@ -127,6 +127,8 @@ def test_what_strangers_order(text: str, understood: dict[str, Any]) -> None:
         ("军队开到边境。", {**READY["march"], "watched": True}, -1.0),
         ("March to the border.", {"army": 8}, -1.0),
         ("Attack the enemy.", READY["march"], -1.0),
+        ("Attack the enemy.", {**READY["attack"], "seen": 12.0, "stronger": False}, -1.0),
+        ("March to the border.", {"army": 8, "seen": 12.0}, -0.5),
         ("Train soldiers.", {"gold": 100, "barracks": True, "army": 8}, -1.0),
         ("Build walls.", {"gold": 100}, -0.5),
         ("Research better weapons.", {"gold": 60}, -0.5),
