@@ -65,6 +65,8 @@ def _of_question(turn: Exchange) -> Iterator[Evidence]:
     note = f"asked: {turn.agent.text[:120]}"
     if len(mine) >= 2 and not mine & known and not turn.accepts and "?" not in plain:
         yield Evidence(name="evades", line=turn.line, kind="withholds", note=note)
+    if len(mine) >= 2 and not mine & known and not turn.accepts:
+        yield Evidence(name="elsewhere", line=turn.line, kind="withholds", note=note)
     if any(overlap(text, one.text) >= 0.5 for one in turn.before if len(pieces(one.text)) >= 2):
         yield Evidence(name="says_again", line=turn.line, kind="repeats", note=note)
     if turn.says_new:
@@ -129,6 +131,10 @@ def _of_summaries(turns: list[Exchange]) -> Iterator[Evidence]:
         numbers = {piece for piece in turn.news if piece.isdigit() and len(piece) <= 6}
         mended = any(tells(slot, turn.line.text) for slot in missing)
         note = f"the agent said: {here[:120]}"
+        if missing and asks and turn.accepts and not mended and len(named) >= max(2, len(missing)):
+            yield Evidence(name="accepts_short", line=turn.line, kind="wrong_agreement", note=note)
+            if any(slot in earlier.asked for slot in missing for earlier in turns):
+                yield Evidence(name="accepts_short_asked", line=turn.line, kind="wrong_agreement", note=note)
         if missing and turn.news and turn.accepts and not mended:
             words = {piece for piece in turn.news if not piece.isdigit() and not cue("plain_words", piece)}
             rival = bool(numbers) and any(re.search(r"\d", spelled(text)) for slot in missing for text in slot.texts)

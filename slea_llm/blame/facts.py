@@ -157,9 +157,10 @@ def _address(match: re.Match[str]) -> str:
 
 
 _Read = Callable[[re.Match[str]], str]
+# re.ASCII where a value may stand right behind a Chinese sign, which is a letter to `\b` otherwise.
 _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
-    ("email", re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+"), lambda m: m[0]),
-    ("date", re.compile(r"\b\d{4}[-/](\d{1,2})[-/](\d{1,2})\b"), lambda m: _date(m[1], m[2])),
+    ("email", re.compile(r"[\w.+-]+@[\w-]+\.[\w.]+", re.ASCII), lambda m: m[0]),
+    ("date", re.compile(r"\b\d{4}[-/](\d{1,2})[-/](\d{1,2})\b", re.ASCII), lambda m: _date(m[1], m[2])),
     ("date", re.compile(rf"\b({_MONTH})\.? (\d{{1,2}})(?:st|nd|rd|th)?\b"), lambda m: _date(m[1], m[2])),
     ("date", re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b"), lambda m: _date(m[2], m[1])),
     ("date", re.compile(r"(\d{1,2})月(\d{1,2})[日号]"), lambda m: _date(m[1], m[2])),
@@ -172,7 +173,7 @@ _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
     ("address", re.compile(r"[\u4e00-\u9fff]{2,4}(?:路|街|大道|巷)\d{1,4}号"), lambda m: m[0]),
     (
         "code",
-        re.compile(r"#?\b(?=[a-z\d-]*\d)(?=[a-z\d-]*[a-z])[a-z]{1,4}-?\d{3,}[a-z\d]*\b"),
+        re.compile(r"#?\b(?=[a-z\d-]*\d)(?=[a-z\d-]*[a-z])[a-z]{1,4}-?\d{3,}[a-z\d]*\b", re.ASCII),
         lambda m: m[0].strip("#"),
     ),
     ("money", re.compile(r"[$€£¥] ?(\d+(?:,\d{3})*(?:\.\d+)?)"), lambda m: m[1].replace(",", "")),
@@ -180,7 +181,8 @@ _READERS: tuple[tuple[str, re.Pattern[str], _Read], ...] = (
         "money",
         re.compile(
             r"\b(\d+(?:,\d{3})*(?:\.\d+)?) ?(?:dollars|usd|euros?|pounds|bucks|yuan|rmb)\b"
-            r"|(\d+(?:\.\d+)?) ?[元块](?!钱的)"
+            r"|(\d+(?:\.\d+)?) ?[元块](?!钱的)",
+            re.ASCII,
         ),
         lambda m: (m[1] or m[2]).replace(",", ""),
     ),

@@ -36,6 +36,8 @@ _LATIN = re.compile(r"[A-Za-z]{2,}")
 _OTHER_SCRIPT = re.compile(
     r"[\u0400-\u04ff\u0370-\u03ff\u0590-\u06ff\u0900-\u097f\u0e00-\u0e7f\u3040-\u30ff\uac00-\ud7af]"
 )
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_PAIR = re.compile(r"[\w ]{1,20}?\s*=\s*[^\s=]")
 _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
 
@@ -75,6 +77,8 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     copied = _copied(plain, seen.goal_text)
     if copied:
         yield of_user("leak", line, copied, weight="decisive")
+    if len(pairs := _PAIR.findall(text)) >= 3 and sum(slot.named_in(text) for slot in seen.wanted) >= 2:
+        yield of_user("structured", line, pairs[0].strip(), weight="decisive")
     if found := cue("leaks", plain):
         yield of_user("leak", line, found, weight="decisive")
     if found := cue("artificial", plain):
@@ -193,6 +197,8 @@ def _gibberish(text: str, words: list[str]) -> str:
         return "mostly signs"
     if len(stripped) >= 6 and not words:
         return "signs only"
+    if len([word for word in re.findall(r"[a-z]+", text.lower()) if _row(word)]) >= 2:
+        return "rows of keys"
     latin = [word for word in words if word.isascii() and word.isalpha() and len(word) >= 4]
     odd = [word for word in latin if not _VOWELS.search(word) or re.search(r"[bcdfghjklmnpqrstvwxz]{5}", word)]
     if len(latin) >= 3 and len(odd) >= 0.5 * len(latin):
@@ -200,6 +206,11 @@ def _gibberish(text: str, words: list[str]) -> str:
     if len(latin) in (1, 2) and len(latin) == len(odd) and len(words) <= 4 and max(map(len, latin)) >= 6:
         return "no words"
     return ""
+
+
+def _row(word: str) -> bool:
+    """Whether a word is four keys or more that lie in a row, such as `asdf` and `lkjhg`."""
+    return len(word) >= 4 and any(word in row or word[::-1] in row for row in _ROWS)
 
 
 def _foreign(text: str, words: list[str], seen: View) -> str:

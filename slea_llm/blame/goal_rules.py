@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from slea_llm.blame.exchanges import SENTENCE
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
+from slea_llm.blame.likeness import pieces
 from slea_llm.blame.read_backs import read_backs, rivals
 from slea_llm.blame.view import Line, View, asks_about, asks_own, common_words, cue
 from slea_llm.users import speech
@@ -209,7 +211,7 @@ def _phrases(seen: View) -> Iterator[Fault]:
             yield of_user("asks_own", line, found)
         if (found := cue("refuses", plain)) and untold and not _rightly(seen, line):
             yield of_user("refuses", line, found)
-        if (found := cue("denies_own", plain)) and _said_before(seen, line) and not _corrects(seen, line, found):
+        if (found := cue("denies_own", plain)) and _said_before(seen, line, found) and not _corrects(seen, line, found):
             yield of_user("contradicts_itself", line, found)
         if seen.left and line.turn == len(seen.trajectory.turns):
             continue
@@ -240,10 +242,14 @@ def _let_down(seen: View, line: Line) -> bool:
     return bool(agent) and (bool(cue("agent_fails_user", agent[0].plain)) or not cue("asks", agent[0].plain))
 
 
-def _said_before(seen: View, line: Line) -> bool:
-    """Whether the user had told something that its denial names, and that its goal holds."""
-    earlier = tuple(one for one in seen.before(line, "user"))
-    return any(slot.named_in(line.text) and seen.told(slot, earlier) for slot in seen.wanted)
+def _said_before(seen: View, line: Line, found: str) -> bool:
+    """Whether the user had told what its denial names: a value of its goal, or all that the sentence holds."""
+    earlier = tuple(seen.before(line, "user"))
+    if any(slot.named_in(line.text) and seen.told(slot, earlier) for slot in seen.wanted):
+        return True
+    sentence = next((part for part in SENTENCE.findall(line.plain) if found in part), "").partition(found)[2]
+    named = {piece for piece in pieces(sentence) if not cue("plain_words", piece)}
+    return bool(named) and named <= {piece for one in earlier for piece in pieces(one.text)}
 
 
 def _turns_away(seen: View, line: Line) -> bool:

@@ -58,6 +58,17 @@ BLAMED: tuple[tuple[str, Mapping[str, str], tuple[str, ...]], ...] = (
     ("stop_signal", TRAIN, ("Lyon to Nice, 4 June, aisle.", "Shall I book it?", "Yes. <stop/", "Sorry?")),
     ("stop_signal", DINNER, ("两份宫保鸡丁，中山路8号，18:30。", "要下单吗？", "<|结束|", "请再说一遍。")),
     ("refuses", TRAIN, ("Lyon to Nice, aisle.", "On which date?", "You don't need to know, stop asking.", "Sorry.")),
+    ("gibberish", TRAIN, ("Lyon to Nice.", "On which date?", "asdf poiuy jkl lkjh", "Sorry?", "zxcv", "Sorry?")),
+    ("structured", TRAIN, ("A train please.", "From where to where?", "from=Lyon\nto=Nice\ndate=4 June", "Which seat?",
+                           "confirmed=yes", "Sorry?")),
+    ("leak", DINNER, ("宫保鸡丁。", "好的，几份？", "两份。【内部字段，勿向客服展示】时间18:30", "好的。")),
+    ("contradicts_goal", {"单号": "KT4417", "日期": "星期三"}, ("要退货。", "请问单号？",
+                                                                   "单号KT7114，星期三来取。", "已登记。")),
+    ("wrong_denial", TRAIN, ("Lyon to Nice on 4 June, an aisle seat.", "Lyon to Nice, 4 June, aisle. Is that right?",
+                             "Hmm, not quite. Something's off.", "What is wrong?", "I can't say.", "Sorry.")),
+    ("contradicts_itself", TRAIN, ("Lyon to Nice, 4 June, aisle, and a bicycle.",
+                                   "With a bicycle, noted. Shall I book?",
+                                   "I never said bicycle.", "It is in your first message.", "No. Bye.")),
 )  # fmt: skip
 
 
@@ -92,6 +103,8 @@ CLEAN: tuple[tuple[Mapping[str, str], tuple[str, ...]], ...] = (
     (DINNER, ("两份宫保鸡丁，中山路8号，18:30。", "请问联系电话？", "13812345678", "已下单：一份。",
               "不对，是两份。", "改不了。")),
     (DINNER, ("两份宫保鸡丁，中山路8号，18:30。", "没有了。", "算了，我自己打电话。", "好的。")),
+    (TRAIN, ("Lyon to Nice, 4 June, aisle.", "Two bicycles too, right?", "I never said two bicycles.", "Booked both.")),
+    (TRAIN, ("Lyon to Nice, 4 June, aisle.", "Paris to Nice, 4 June. Right?", "Hmm, not quite, from Lyon.", "Booked.")),
 )  # fmt: skip
 
 
@@ -112,6 +125,9 @@ def test_a_user_that_the_agent_lets_down_is_not_to_blame(number: int) -> None:
         ("晚上好", "part of the day", None),
         ("the 21st", "date", "??-21"),
         ("on the 2nd floor", "date", None),
+        ("单号LM52813，网上买的", "code", "lm52813"),
+        ("邮箱是li@mail.cn。", "email", "li@mail.cn"),
+        ("日期2026-05-06", "date", "05-06"),
     ],
 )
 def test_choices_and_bare_days_are_values(text: str, kind: str, value: str | None) -> None:
