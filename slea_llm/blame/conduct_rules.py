@@ -290,9 +290,11 @@ def _references(seen: View) -> Iterator[Fault]:
     """A value that was never told and is said to have been."""
     for agent, line in seen.pairs():
         found = cue("false_reference", line.plain)
-        if not found or agent is None or not cue("asks", agent.plain + "?"):
+        if not found or agent is None or not (cue("asks", agent.plain) or cue("needs", agent.plain)):
             continue
         before = tuple(seen.before(line, "user"))
+        if content(line.text) & {word for one in before for word in content(one.text)}:
+            continue
         untold = [slot for slot in seen.wanted if not seen.told(slot, before)]
         if not untold or any(slot.named_in(line.text) for slot in seen.wanted):
             continue

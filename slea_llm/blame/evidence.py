@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from slea_llm.blame.changes import of_flips, of_news
 from slea_llm.blame.exchanges import ALIKE, SENTENCE, Evidence, Exchange, exchanges, goal_pieces
 from slea_llm.blame.facts import Wanted
-from slea_llm.blame.likeness import holds, overlap, pieces, spelled, tells
-from slea_llm.blame.view import View, cue
+from slea_llm.blame.likeness import holds, overlap, pieces, tells
+from slea_llm.blame.summaries import of_ruled_out, of_summaries
+from slea_llm.blame.view import Line, View, cue, names_slot
 from slea_llm.users import speech
 
 
@@ -23,9 +24,9 @@ def evidence(seen: View) -> list[Evidence]:
     if turns:
         found += [*_of_answers(turns), *_of_attitude(turns), *of_flips(turns), *of_news(turns)]
     if seen.wanted:
-        found += [*_of_told(seen, turns), *_of_summaries(turns)]
+        found += [*_of_told(seen, turns), *of_summaries(turns)]
     if turns and seen.wanted:
-        found += _of_choices(turns)
+        found += [*_of_choices(turns), *of_ruled_out(turns)]
     return found
 
 
@@ -95,7 +96,7 @@ def _of_told(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
     untold = [
         slot
         for slot in values
-        if not any(tells(slot, one.text) for one in seen.user_lines)
+        if not any(tells(slot, one.text) or slot.told_in(one.text) for one in seen.user_lines)
         and not any(tells(slot, text) for text in taken)
         and holds(slot, whole) < 0.75
     ]
@@ -109,51 +110,13 @@ def _of_told(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
         yield Evidence(name="untold_specific", line=last, kind="withholds", note=note)
     if len(sure) < len(untold):
         yield Evidence(name="untold_vague", line=last, kind="withholds", note=note)
-    asked = [slot for slot in untold if any(slot in turn.asked for turn in turns)]
+    asked = [slot for slot in untold if sum(slot in turn.asked for turn in turns) > (slot.slot in seen.vague)]
     if asked:
         first = next(turn for turn in turns if asked[0] in turn.asked)
         note = f"asked for {asked[0].slot}, never told"
         yield Evidence(name="untold_asked", line=first.line, kind="withholds", note=note)
         if any(is_specific(slot) for slot in asked):
             yield Evidence(name="untold_asked_specific", line=first.line, kind="withholds", note=note)
-
-
-def _of_summaries(turns: list[Exchange]) -> Iterator[Evidence]:
-    """What the agent says is ordered, against what was told."""
-    for turn in turns:
-        here = turn.agent.text
-        values = [slot for slot in turn.seen.wanted if slot.wants is None]
-        asks = bool(cue("confirms", turn.agent.plain))
-        if not (asks or cue("reports_done", turn.agent.plain)):
-            continue
-        named = [slot for slot in values if tells(slot, here)]
-        missing = [slot for slot in values if not tells(slot, here)]
-        numbers = {piece for piece in turn.news if piece.isdigit() and len(piece) <= 6}
-        mended = any(tells(slot, turn.line.text) for slot in missing)
-        note = f"the agent said: {here[:120]}"
-        if missing and asks and turn.accepts and not mended and len(named) >= max(2, len(missing)):
-            yield Evidence(name="accepts_short", line=turn.line, kind="wrong_agreement", note=note)
-            if any(slot in earlier.asked for slot in missing for earlier in turns):
-                yield Evidence(name="accepts_short_asked", line=turn.line, kind="wrong_agreement", note=note)
-        if missing and turn.news and turn.accepts and not mended:
-            words = {piece for piece in turn.news if not piece.isdigit() and not cue("plain_words", piece)}
-            rival = bool(numbers) and any(re.search(r"\d", spelled(text)) for slot in missing for text in slot.texts)
-            for name, holds_here in (
-                ("accepts_other", asks),
-                ("accepts_report", not asks),
-                ("accepts_rival_number", asks and rival),
-                ("accepts_number", asks and bool(numbers)),
-                ("accepts_lost", asks and bool(turn.lost)),
-                ("accepts_lost_words", asks and bool(turn.lost) and bool(words) and len(named) >= len(missing)),
-                ("accepts_lost_report", not asks and bool(turn.lost)),
-                ("accepts_missing_words", asks and len(named) >= max(2, len(missing)) and bool(words)),
-            ):
-                if holds_here:
-                    yield Evidence(name=name, line=turn.line, kind="wrong_agreement", note=note)
-        if turn.lost and turn.news and not turn.accepts:
-            yield Evidence(name="agent_deviates", line=turn.agent)
-        if turn.lost and mended:
-            yield Evidence(name="user_mends", line=turn.line)
 
 
 _IF = re.compile(r"\b(?:if|otherwise|unless|rather|instead|say)\b|的话|如果|如需|要是|否则")
@@ -196,7 +159,7 @@ def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
     agent = [line for line in seen.lines if line.side == "agent"]
     for number, line in enumerate(agent):
         for name, holds_here in (
-            ("agent_empty", not re.search(r"\w", line.text)),
+            ("agent_empty", line.blank),
             (
                 "agent_repeats",
                 not speech.is_farewell(line.text)
@@ -210,11 +173,25 @@ def _of_agent(seen: View, turns: list[Exchange]) -> Iterator[Evidence]:
                 yield Evidence(name=name, line=line)
     for turn in turns:
         yield from _of_reply(turn)
+    yield from _of_acts(seen, agent)
     erring = next((turn.agent for turn in turns if turn.agent_errs), None)
     if erring is not None:
         yield Evidence(name="agent_errs", line=erring)
     if turns and not cue("asks", agent[-1].plain) and turns[-1].objects:
         yield Evidence(name="agent_closes_on_objection", line=agent[-1])
+
+
+def _of_acts(seen: View, agent: list[Line]) -> Iterator[Evidence]:
+    """A tool called at the end although a value is missing, asked for or not."""
+    last = next((line for line in reversed(agent) if line.calls), None)
+    if last is None:
+        return
+    told = [one.text for one in seen.before(last, "user")]
+    missing = [slot for slot in seen.wanted if slot.wants is None and not any(tells(slot, text) for text in told)]
+    if missing:
+        heard = [one.plain for one in seen.before(last, "agent")]
+        asked = all(any(names_slot(text, slot) for text in heard) for slot in missing)
+        yield Evidence(name="agent_acts_short" if asked else "agent_acts_unasked", line=last)
 
 
 def _of_reply(turn: Exchange) -> Iterator[Evidence]:

@@ -12,6 +12,8 @@ from slea_llm.blame.view import Line, View, cue, names_slot
 
 ALIKE = 0.8
 """Share of pieces in common from which two lines are the same one."""
+_AGREES = re.compile(r"没(?:有)?(?:问题|错|不符|不对|意见)|不错")
+"""Denials of a fault are no objections."""
 SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？\n]*")
 
 
@@ -49,11 +51,15 @@ class Exchange:
 
     @cached_property
     def open(self) -> tuple[Wanted, ...]:
-        """Asked slots that the user neither told before nor tells now; a question stays open until another is asked."""
+        """Asked slots that the user neither told before nor tells now; a question stays open until another is asked.
+
+        What the task lets its user be vague about is open from the second question on.
+        """
         return tuple(
             slot
             for slot in self.asked or self.left_open
-            if not any(tells(slot, one.text) for one in (*self.before, self.line))
+            if not any(tells(slot, one.text) or slot.told_in(one.text) for one in (*self.before, self.line))
+            and (slot.slot not in self.seen.vague or any(_asks_for(one, slot) for one in self.heard))
         )
 
     @cached_property
@@ -67,7 +73,7 @@ class Exchange:
 
     @cached_property
     def objects(self) -> bool:
-        plain = self.line.plain
+        plain = _AGREES.sub(" ", self.line.plain)
         return bool(cue("denies", plain) or cue("objects", plain) or cue("complains_of", plain))
 
     @cached_property
@@ -107,7 +113,7 @@ class Exchange:
             bool(self.lost and self.news)
             or self.asks_told
             or self.repeated
-            or not re.search(r"\w", plain)
+            or self.agent.blank
             or bool(cue("placeholder", plain))
         )
 
@@ -118,6 +124,11 @@ class Exchange:
             tells(slot, self.line.text) and not any(tells(slot, one.text) for one in self.before)
             for slot in self.seen.wanted
         )
+
+    @cached_property
+    def tells_any(self) -> bool:
+        """Whether the user tells a slot, be it once more."""
+        return any(tells(slot, self.line.text) for slot in self.seen.wanted)
 
     @cached_property
     def accepts(self) -> bool:

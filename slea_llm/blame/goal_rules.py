@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from slea_llm.blame.exchanges import SENTENCE
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
 from slea_llm.blame.likeness import pieces
@@ -245,10 +244,10 @@ def _let_down(seen: View, line: Line) -> bool:
 def _said_before(seen: View, line: Line, found: str) -> bool:
     """Whether the user had told what its denial names: a value of its goal, or all that the sentence holds."""
     earlier = tuple(seen.before(line, "user"))
-    if any(slot.named_in(line.text) and seen.told(slot, earlier) for slot in seen.wanted):
+    denied = re.split(r"[.!?;,。！？；，]|\bbut\b", line.plain.partition(found)[2])[0]
+    if any(slot.named_in(denied) and seen.told(slot, earlier) for slot in seen.wanted):
         return True
-    sentence = next((part for part in SENTENCE.findall(line.plain) if found in part), "").partition(found)[2]
-    named = {piece for piece in pieces(sentence) if not cue("plain_words", piece)}
+    named = {piece for piece in pieces(denied) if not cue("plain_words", piece)}
     return bool(named) and named <= {piece for one in earlier for piece in pieces(one.text)}
 
 
@@ -287,6 +286,8 @@ def _left(seen: View) -> Iterator[Fault]:
         return
     untold = [slot for slot in seen.wanted if not seen.told(slot)]
     asked = bool(cue("asks", agent.plain) or cue("confirms", agent.plain))
+    if spoken is not None and not untold and cue("denies", spoken.plain):
+        return  # the agent read back what the user does not want
     quote = spoken.text if spoken is not None and spoken.text else "(left without a word)"
     if untold or asked:
         what = f"{untold[0].slot} was never told" if untold else "the agent waited for an answer"
@@ -296,7 +297,7 @@ def _left(seen: View) -> Iterator[Fault]:
 
 def _has_reason(seen: View, last: Line) -> bool:
     """Whether the agent drove the user away: it repeated itself, asked for what was told, or was at a loss."""
-    agent = [line for line in seen.lines if line.side == "agent"]
+    agent = [line for line in seen.lines if line.side == "agent" and not line.calls]
     words = [speech.words_of(line.text) for line in agent]
     if any(one and words.count(one) > 1 for one in words) or cue("agent_fails_user", last.plain):
         return True

@@ -22,11 +22,20 @@ _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One utterance. `turn` is the agent's reply that it is, or that it stands before."""
+    """One utterance. `turn` is the agent's reply that it is, or that it stands before.
+
+    `calls`: a reply of the agent that called tools, which its text does not show.
+    """
 
     turn: int
     side: Side
     text: str
+    calls: bool = False
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing was said and nothing done."""
+        return not self.calls and not re.search(r"\w", self.text)
 
     @property
     def plain(self) -> str:
@@ -175,7 +184,8 @@ def _lines(trajectory: Trajectory) -> Iterator[Line]:
     for turn in trajectory.turns:
         yield from _context(turn.index, turn.context)
         text = str(changed.get(str(turn.index), without_thoughts(turn.text)))
-        yield Line(turn=turn.index, side="agent", text=_CALL.sub("", text).strip())
+        spoken = _CALL.sub("", text)
+        yield Line(turn=turn.index, side="agent", text=spoken.strip(), calls=spoken != text)
     after = len(trajectory.turns)
     yield from _context(after, trajectory.closing)
     last = () if trajectory.closing else trajectory.provenance.get("last_messages", ())
