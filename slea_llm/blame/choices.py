@@ -59,6 +59,16 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
         "inside": r"\b(?:inside|indoors?)\b|室内",
         "outside": r"\b(?:outside|outdoors?|terrace)\b|室外|户外|露天",
     },
+    "board": {
+        "full": r"\bfull[- ]board\b|三餐全包",
+        "half": r"\bhalf[- ]board\b|含两餐",
+        "breakfast": r"\bbed and breakfast\b|\bb&b\b",
+        "none": r"\broom[- ]only\b|\bself[- ]catering\b|不含餐",
+    },
+    "of repeats": {
+        "first": r"\b(?:keep|take|use)s? the first\b|\bfirst (?:one )?(?:counts|wins)\b|(?:保留|算|取)第一",
+        "last": r"\b(?:keep|take|use)s? the last\b|\blast (?:one )?(?:counts|wins)\b|(?:保留|算|取)最后",
+    },
     "payment": {"cash": r"\bcash\b|现金", "card": r"\b(?:credit|debit) card\b|刷卡|信用卡"},
     "handing over": {
         "delivery": r"\b(?:delivery|delivered)\b|外送|送货",

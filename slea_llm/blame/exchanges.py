@@ -106,12 +106,26 @@ class Exchange:
         return any(overlap(self.agent.text, one.text) >= ALIKE for one in self.heard if pieces(one.text))
 
     @cached_property
+    def asks_again(self) -> bool:
+        """Whether the agent asks in the same words what it had asked before, and was told something then."""
+        questions = {part.strip() for part in SENTENCE.findall(self.agent.plain) if "?" in part or cue("asks", part)}
+        for one in self.heard:
+            same = questions & {part.strip() for part in SENTENCE.findall(one.plain)}
+            answers = [line for line in self.before if line.turn == one.turn + 1]
+            if any(len(part) > 6 for part in same) and any(
+                tells(slot, line.text) for line in answers for slot in self.seen.wanted
+            ):
+                return True
+        return False
+
+    @cached_property
     def agent_errs(self) -> bool:
         """Whether the agent gave a reason to object."""
         plain = self.agent.plain
         return (
             bool(self.lost and self.news)
             or self.asks_told
+            or self.asks_again
             or self.repeated
             or self.agent.blank
             or bool(cue("placeholder", plain))

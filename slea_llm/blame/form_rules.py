@@ -18,6 +18,7 @@ _CONTROL = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|bos|eos|pad|unk|start_of_tu
 _SIGNAL = re.compile(r"#{2,}\s*[A-Z][A-Z -]{2,}\s*#*|#*\s*\b(?:STOP|TRANSFER|OUT-OF-SCOPE|TERMINATE|END)\s*#{2,}")
 _BARE_SIGNAL = re.compile(
     r"\A\W*(?:STOP|TERMINATE|<?END(?: OF (?:CONVERSATION|DIALOGUE|CHAT))?>?)\W*\Z"
+    r"|\A\W*(?i:exit|quit|eof|eos)\W*\Z"
     r"|\[(?:STOP|END|DONE|EOS|EXIT)\]|<(?:stop|end|done|exit)/?>"
 )
 _OWN = re.compile(r"(?:\b(?:me|user|customer|client|caller|guest|i)|我|用户|顾客|客户|乘客)\s*[:：]", re.IGNORECASE)
@@ -38,6 +39,7 @@ _OTHER_SCRIPT = re.compile(
 )
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _PAIR = re.compile(r"[\w ]{1,20}?\s*=\s*[^\s=]")
+_LISTED = re.compile(r"(?m)^[\s\-*•|\d.)]*([A-Za-z][\w ]{0,24}|[\u4e00-\u9fff]{1,8})\s*[:：=|]\s*\S")
 _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
 
@@ -77,8 +79,8 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     copied = _copied(plain, seen.goal_text)
     if copied:
         yield of_user("leak", line, copied, weight="decisive")
-    if len(pairs := _PAIR.findall(text)) >= 3 and sum(slot.named_in(text) for slot in seen.wanted) >= 2:
-        yield of_user("structured", line, pairs[0].strip(), weight="decisive")
+    if found := _lists_slots(text, seen):
+        yield of_user("structured", line, found, weight="decisive")
     if found := cue("leaks", plain):
         yield of_user("leak", line, found, weight="decisive")
     if found := cue("artificial", plain):
@@ -98,6 +100,18 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
     ):
         if quote:
             yield of_user(kind, line, quote, weight="decisive" if kind in ("tampers", "structured") else "serious")
+
+
+def _lists_slots(text: str, seen: View) -> str:
+    """The first of three labels or more with values, of which two are names of slots that no user would write."""
+    if len(pairs := _PAIR.findall(text)) >= 3 and sum(slot.named_in(text) for slot in seen.wanted) >= 2:
+        return str(pairs[0]).strip()
+    slots = {slot.slot for slot in seen.wanted}
+    labels = [label.strip() for label in _LISTED.findall(text)]
+    own = [label for label in labels if label.lower() in slots]
+    foreign = re.search(r"[\u4e00-\u9fff]", text) and all(label.isascii() for label in own)
+    odd = foreign or any("_" in label for label in own) or re.search(r"\|\s*:?-{2,}", text)
+    return own[0] if len(labels) >= 2 and len(own) >= 2 and odd else ""
 
 
 def _may_say(found: str, line: Line, seen: View) -> bool:
@@ -199,6 +213,11 @@ def _gibberish(text: str, words: list[str]) -> str:
         return "signs only"
     if len([word for word in re.findall(r"[a-z]+", text.lower()) if _row(word)]) >= 2:
         return "rows of keys"
+    if re.search("锟斤拷|烫烫烫|屯屯屯|\ufffd{2}", text):
+        return "a broken encoding"
+    between = re.findall(r"(?<=[\u4e00-\u9fff；;，])[a-z]{1,4}\d?(?=[\u4e00-\u9fff；;，])", text)
+    if len(between) >= 3 and sum(not _VOWELS.search(part) for part in between) >= 0.6 * len(between):
+        return "letters between signs"
     latin = [word for word in words if word.isascii() and word.isalpha() and len(word) >= 4]
     odd = [word for word in latin if not _VOWELS.search(word) or re.search(r"[bcdfghjklmnpqrstvwxz]{5}", word)]
     if len(latin) >= 3 and len(odd) >= 0.5 * len(latin):

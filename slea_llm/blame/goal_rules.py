@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from slea_llm.blame.exchanges import exchanges
 from slea_llm.blame.facts import Fact, Wanted, facts, normal, same
 from slea_llm.blame.faults import Fault, Weight, of_user
 from slea_llm.blame.likeness import pieces
@@ -300,6 +301,8 @@ def _has_reason(seen: View, last: Line) -> bool:
     agent = [line for line in seen.lines if line.side == "agent" and not line.calls]
     words = [speech.words_of(line.text) for line in agent]
     if any(one and words.count(one) > 1 for one in words) or cue("agent_fails_user", last.plain):
+        return True
+    if any(exchange.asks_again for exchange in exchanges(seen)):
         return True
     complains = bool(cue("complains", seen.user_lines[-1].plain))
     useless = 0

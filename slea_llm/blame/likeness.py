@@ -123,7 +123,8 @@ def _share(value: str, text: str) -> float:
     close = run_together(value)
     if _near(value, text):
         return 0.7
-    if len(close) >= 3 and close in run_together(text):
+    # A short number is not told by a longer one that it is a part of.
+    if len(close) >= 3 and not (close.isdigit() and len(close) <= 4) and close in run_together(text):
         return 1.0
     mine, theirs = pieces(value), pieces(text)
     if not mine:

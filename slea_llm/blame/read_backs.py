@@ -36,7 +36,7 @@ def read_backs(seen: View) -> Iterator[Fault]:
 
 def _compared(agent: Line, seen: View) -> tuple[list[tuple[Wanted, str]], list[Wanted]]:
     """Slots that a line of the agent gets wrong, with what it says, and those that it gets right."""
-    part = _read_back(agent)
+    part = read_back(agent)
     said = facts(part)
     wrong: list[tuple[Wanted, str]] = []
     right: list[Wanted] = []
@@ -62,7 +62,7 @@ _OPENS = re.compile(
 )
 
 
-def _read_back(agent: Line) -> str:
+def read_back(agent: Line) -> str:
     """From where a line of the agent reads back; the whole line when no word says where."""
     places = [match.start() for match in _OPENS.finditer(agent.plain)]
     parts = [agent.plain[place:] for place in places]

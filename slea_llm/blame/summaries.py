@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from slea_llm.blame.exchanges import Evidence, Exchange
 from slea_llm.blame.facts import Wanted, normal
 from slea_llm.blame.likeness import TOLD, holds, spelled, tells
+from slea_llm.blame.read_backs import read_back
 from slea_llm.blame.view import cue
 
 _NO = re.compile(r"\b(?:no|not|non|none|without|never|don't|free)\b|不|无|免|别|没|去")
@@ -66,6 +67,17 @@ def _of_question(turn: Exchange, turns: list[Exchange]) -> Iterator[str]:
     """How a question whether all is right is answered, whatever is new in it."""
     here, values, missing = turn.agent.text, _values(turn), _missing(turn)
     if turn.accepts:
+        part = read_back(turn.agent)
+        before = [one.text for one in (*turn.before, turn.line)]
+        passed_over = [
+            slot
+            for slot in values
+            if not tells(slot, part)
+            and any(tells(slot, text) for text in (here, *(one.text for one in turn.heard)))
+            and not any(tells(slot, text) for text in before)
+        ]
+        if passed_over and sum(tells(slot, part) for slot in values) >= 2:
+            yield "accepts_passed_over"
         if any(_flips(slot, part) for slot in turn.seen.wanted for part in _clauses(here)):
             yield "accepts_flip"
         if missing and not _mended(turn) and len(values) - len(missing) >= max(2, len(missing)):
