@@ -16,16 +16,22 @@ from slea_llm.settings import StreamSettings
 
 WINDOW = 12
 """Iterations that are remembered."""
+CEILING = 0.9
+"""Success from which no rise is to be expected."""
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The metrics of the last iterations, oldest first, and the policy's entropy when the run began."""
+    """The metrics of the last iterations, oldest first, and how the run began.
+
+    `beginnings[part]`: what a part paid a dialogue, success and dialogues of the first six iterations in which it paid.
+    """
 
     window: Sequence[Metrics]
     streams: Mapping[str, StreamSettings]
     first_entropy: float | None
+    beginnings: Mapping[str, Sequence[Sequence[float]]]
 
     def last(self, name: str, count: int = 1) -> list[float] | None:
         """The values of a metric in the last `count` iterations; None when one of them lacks it."""
@@ -138,6 +144,25 @@ def _reward_hacking(history: History, threshold: float) -> str | None:
         low, high, noise = _halves(paid)
         if high - low > max(3.0 * noise, 0.1 * abs(low)):
             return f"{part} pays {high:.2f} a dialogue, up from {low:.2f}, and success {fell}"
+    return None
+
+
+def _reward_without_success(history: History, threshold: float) -> str | None:
+    half = WINDOW // 2
+    successes, played = history.last("episodes/success", half), history.last("episodes/played", half)
+    if history.last("episodes/success", WINDOW) is None:
+        return None  # the newest iterations would be the first ones
+    for part in sorted(_parts(history)):
+        paid, first = history.last(f"credit/paid/{part}", half), history.beginnings.get(part, ())
+        if successes is None or played is None or paid is None or len(first) < half or not sum(played):
+            continue
+        low, high, noise = _halves([*(one[0] for one in first), *paid])
+        then = sum(rate * count for _, rate, count in first) / max(sum(count for _, _, count in first), 1.0)
+        now = sum(rate * count for rate, count in zip(successes, played, strict=True)) / sum(played)
+        if high - low > max(3.0 * noise, threshold * abs(low)) and now <= then < CEILING:
+            return (
+                f"{part} pays {high:.2f} a dialogue, {low:.2f} when it began, and success is {now:.0%}, {then:.0%} then"
+            )
     return None
 
 
@@ -273,6 +298,13 @@ RULES: tuple[Rule, ...] = (
         check=_reward_hacking,
     ),
     Rule(
+        name="reward_without_success",
+        threshold=0.5,
+        meaning="the policy earns more of this part and succeeds no more often: it may be had without success",
+        mend="Read the newest rollouts: steps that come before success are well, else lower or mend that part",
+        check=_reward_without_success,
+    ),
+    Rule(
         name="success",
         threshold=0.1,
         meaning="the policy forgets, or what it is paid for is not success",
@@ -290,6 +322,7 @@ class Health:
         self._streams, self._rules = dict(streams), tuple(rules)
         self._window: list[dict[str, float]] = []
         self._entropies: list[float] = []
+        self._beginnings: dict[str, list[list[float]]] = {}
         self._raised: set[str] = set()
 
     def observe(self, metrics: Metrics) -> list[Alarm]:
@@ -297,8 +330,9 @@ class Health:
         self._window = [*self._window, dict(metrics)][-WINDOW:]
         if len(self._entropies) < 3 and "update/entropy" in metrics:
             self._entropies.append(metrics["update/entropy"])
+        self._note_beginnings(metrics)
         first = fmean(self._entropies) if self._entropies else None
-        history = History(window=self._window, streams=self._streams, first_entropy=first)
+        history = History(window=self._window, streams=self._streams, first_entropy=first, beginnings=self._beginnings)
         found = [
             Alarm(name=rule.name, seen=seen, meaning=rule.meaning, mend=rule.mend, first=rule.name not in self._raised)
             for rule in self._rules
@@ -307,11 +341,26 @@ class Health:
         self._raised |= {alarm.name for alarm in found}
         return found
 
+    def _note_beginnings(self, metrics: Metrics) -> None:
+        if not {"episodes/success", "episodes/played"} <= metrics.keys():
+            return
+        for name, paid in metrics.items():
+            part = name.removeprefix("credit/paid/")
+            noted = self._beginnings.setdefault(part, []) if part != name and paid else None
+            if noted is not None and len(noted) < WINDOW // 2:
+                noted.append([paid, metrics["episodes/success"], metrics["episodes/played"]])
+
     def state(self) -> dict[str, Any]:
         """JSON values."""
-        return {"window": self._window, "entropies": self._entropies, "raised": sorted(self._raised)}
+        return {
+            "window": self._window,
+            "entropies": self._entropies,
+            "beginnings": self._beginnings,
+            "raised": sorted(self._raised),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._window = [dict(one) for one in state["window"]]
         self._entropies = list(state["entropies"])
+        self._beginnings = {part: [list(one) for one in noted] for part, noted in state["beginnings"].items()}
         self._raised = set(state["raised"])

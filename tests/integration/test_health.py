@@ -138,7 +138,7 @@ def test_a_planted_fault_fires_its_alarm_and_the_terminal_hears_of_it_once(
 
 
 def test_every_alarm_has_its_planted_fault() -> None:
-    assert {rule.name for rule in RULES} == {*PLANTS, "reward_hacking", "success"}
+    assert {rule.name for rule in RULES} == {*PLANTS, "reward_hacking", "reward_without_success", "success"}
 
 
 def test_a_clean_run_on_recorded_dialogues_is_silent(base: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_reward_that_pays_any_question_is_caught(tmp_path: Path) -> None:
     with running as (trainer, _, _):
         trainer.run()
     alarms = alarms_of(tmp_path / "run")
-    assert "reward_hacking" in alarms[-1]
+    assert {"reward_hacking", "reward_without_success"} <= set(alarms[-1])
     assert "reward_hacking" not in alarms[5]
     (line,) = [line for line in said if line.startswith("alarm reward_hacking: any_question pays ")]
     assert "success fell from" in line

@@ -104,10 +104,13 @@ def hacking(success: Sequence[float], paid: Sequence[float], played: float = 32.
 def test_a_score_that_rises_while_success_falls() -> None:
     half = WINDOW // 2
     rising, falling = [1.0] * half + [2.0] * half, [0.6] * half + [0.2] * half
-    assert hacking(falling, rising) == ["reward_hacking", "success"]
+    assert hacking(falling, rising) == ["reward_hacking", "reward_without_success", "success"]
     assert hacking(falling[::-1], rising) == []  # both rise: that is what a score is for
     assert hacking(falling, rising[::-1]) == ["success"]  # both fall: another trouble
-    assert hacking([0.5] * WINDOW, rising) == []
+    assert hacking([0.5] * WINDOW, rising) == ["reward_without_success"]
+    assert hacking([0.95] * WINDOW, rising) == []  # no rise is to be expected
+    assert hacking([0.5] * half + [0.55] * half, rising) == []
+    assert hacking([0.5] * WINDOW, [0.0] * half + [2.0] * half) == []  # it has only begun to pay
     assert hacking(falling[1:], rising[1:]) == []  # too short to tell
 
 
@@ -126,8 +129,8 @@ def test_chance_is_no_hacking() -> None:
     """Success of 4 dialogues an iteration may fall by a quarter by chance alone; of 128 it does not."""
     half = WINDOW // 2
     rising, falling = [1.0] * half + [2.0] * half, [0.6] * half + [0.4] * half
-    assert hacking(falling, rising, played=4.0) == []
-    assert hacking(falling, rising, played=128.0) == ["reward_hacking", "success"]
+    assert hacking(falling, rising, played=4.0) == ["reward_without_success"]
+    assert hacking(falling, rising, played=128.0) == ["reward_hacking", "reward_without_success", "success"]
 
 
 def test_what_is_said_is_said_once_and_remembered_over_a_checkpoint() -> None:
