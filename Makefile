@@ -12,7 +12,7 @@ LR ?=
 
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m slea_llm
-LAUNCH := $(BIN)/accelerate launch --config_file recipes/accelerate/single.yaml -m slea_llm
+LAUNCH := $(BIN)/accelerate launch --quiet --config_file recipes/accelerate/single.yaml -m slea_llm
 DEMO_SET = generation.name=$(ENGINE) run.seed=$(SEED) run.output_dir=$(DEMO_DIR) $(if $(LR),trainer.learning_rate=$(LR))
 # One place for what keeps two-core machines steady and third parties quiet.
 export TOKENIZERS_PARALLELISM := false
