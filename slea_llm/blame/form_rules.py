@@ -38,7 +38,7 @@ _OTHER_SCRIPT = re.compile(
     r"[\u0400-\u04ff\u0370-\u03ff\u0590-\u06ff\u0900-\u097f\u0e00-\u0e7f\u3040-\u30ff\uac00-\ud7af]"
 )
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-_PAIR = re.compile(r"[\w ]{1,20}?\s*=\s*[^\s=]")
+_PAIR = re.compile(r"([^\W\d][\w ]{0,19}?)\s*=\s*[^\s=]")
 _LISTED = re.compile(r"(?m)^[\s\-*•|\d.)]*([A-Za-z][\w ]{0,24}|[\u4e00-\u9fff]{1,8})\s*[:：=|]\s*\S")
 _VOWELS = re.compile(r"[aeiouy]")
 _PLAIN = re.compile(r"[\w\s.,!?'\"()，。！？、；：“”‘’（）…:;$€£¥%&@#/+-]")
@@ -103,9 +103,14 @@ def _no_user(line: Line, seen: View) -> Iterator[Fault]:
 
 
 def _lists_slots(text: str, seen: View) -> str:
-    """The first of three labels or more with values, of which two are names of slots that no user would write."""
-    if len(pairs := _PAIR.findall(text)) >= 3 and sum(slot.named_in(text) for slot in seen.wanted) >= 2:
-        return str(pairs[0]).strip()
+    """The first label of a list of slots as no user writes one; empty where there is none.
+
+    Three `label=value` that tell two slots; three where all stand on one line, for a user may paste `a=1 b=2`;
+    or labels that are names of slots with `_`, in another language or in a table.
+    """
+    told = sum(slot.named_in(text) for slot in seen.wanted)
+    if len(pairs := _PAIR.findall(text)) >= 3 and told >= (2 if text.strip().count("\n") else 3):
+        return str(pairs[0])
     slots = {slot.slot for slot in seen.wanted}
     labels = [label.strip() for label in _LISTED.findall(text)]
     own = [label for label in labels if label.lower() in slots]
