@@ -22,6 +22,10 @@ CONTROLS = {"c": 0.85}
 """Share of controls laid to the agent, by author; 0.9 elsewhere. On `c`, which no fit saw, that is not reached."""
 
 
+FAULTS_ALONE = ("d",)
+"""Authors without controls."""
+
+
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -34,9 +38,10 @@ def test_blame_is_right_for_the_faults_of_every_author(folder: Path, benchmark: 
     rulings = Referee(Referee.Config()).judge_many([one for one, _, _ in rows])
     total = Counter(str(party) for _, party, _ in rows)
     right = Counter(str(party) for (_, party, _), ruling in zip(rows, rulings, strict=True) if ruling.party == party)
-    assert (total["user"], total["agent"]) == (200, 60)
+    assert (total["user"], total["agent"]) == (200, 0 if folder.name in FAULTS_ALONE else 60)
     assert wilson(right["user"], total["user"])[1] >= 0.95, right
-    assert wilson(right["agent"], total["agent"])[1] >= CONTROLS.get(folder.name, 0.9), right
+    if total["agent"]:
+        assert wilson(right["agent"], total["agent"])[1] >= CONTROLS.get(folder.name, 0.9), right
     assert right["None"] == total["None"], "a clean success is nobody's fault"
 
 
