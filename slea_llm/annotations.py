@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,24 @@ class Annotation:
         if self.turn is None and self.step is not None:
             raise ConfigError(f"{place}: step {self.step} of which turn?")
 
-    def find(self, leaves: Sequence[Step]) -> tuple[int, int]:
-        """`(turn, step)` of the leaf that it is about. Raises ConfigError when there is none."""
-        known = [(leaf.turn, leaf.index) for leaf in leaves]
+    def find(self, leaves: Sequence[Step]) -> tuple[int, int] | None:
+        """`(turn, step)` of the leaf that it is about, None when there is none."""
         matches = [
-            (turn, step)
-            for turn, step in known
-            if self.turn in (None, turn) and (self.step is None or self.step == step)
+            (leaf.turn, leaf.index)
+            for leaf in leaves
+            if self.turn in (None, leaf.turn) and (self.step is None or self.step == leaf.index)
         ]
-        if not matches:
-            place = "its end" if self.turn is None else f"turn {self.turn}, step {self.step}"
-            raise ConfigError(
-                f"annotation of {self.trajectory!r}: no leaf step at {place}; the leaf steps (turn, step) are "
-                f"{known[:20]}{' ...' if len(known) > 20 else ''}. Cut the log with the parser that the annotations "
-                "were made with"
-            )
-        return matches[-1]
+        return matches[-1] if matches else None
+
+    def nowhere(self, leaves: Sequence[Step]) -> str:
+        """What to tell of one whose step is not there."""
+        known = [(leaf.turn, leaf.index) for leaf in leaves]
+        place = "its end" if self.turn is None else f"turn {self.turn}, step {self.step}"
+        return (
+            f"annotation of {self.trajectory!r}: no leaf step at {place}; the leaf steps (turn, step) are "
+            f"{known[:20]}{' ...' if len(known) > 20 else ''}. Cut the log with the parser that the annotations "
+            "were made with"
+        )
 
     @property
     def source(self) -> str:
@@ -126,13 +128,11 @@ class Annotations:
     def overrule(self, scored: ScoredTrajectory) -> ScoredTrajectory:
         """The same with every overridden step's scores replaced, the old one kept in `parts` and told beside.
 
-        Raises ConfigError for an override of a step that is not there.
+        Overrides of steps that are not there are left out; `misplaced` has them.
         """
-        rows = [one for one in self.by_trajectory.get(scored.trajectory.id, ()) if one.override is not None]
-        if not rows:
+        by_place = {place: one for place, one in self._placed(scored) if one.override is not None}
+        if not by_place:
             return scored
-        leaves = leaf_steps(scored.steps)
-        by_place = {one.find(leaves): one for one in rows}
         return dataclasses.replace(
             scored,
             scores=tuple(
@@ -142,10 +142,20 @@ class Annotations:
         )
 
     def labels(self, scored: ScoredTrajectory) -> dict[tuple[int, int], float]:
-        """`(turn, step) -> label` of one trajectory. Raises ConfigError for a step that is not there."""
-        rows = [one for one in self.by_trajectory.get(scored.trajectory.id, ()) if one.label is not None]
-        leaves = leaf_steps(scored.steps) if rows else ()
-        return {one.find(leaves): float(one.label) for one in rows if one.label is not None}
+        """`(turn, step) -> label` of one trajectory. Labels of steps that are not there are in `misplaced`."""
+        return {place: float(one.label) for place, one in self._placed(scored) if one.label is not None}
+
+    def misplaced(self, scored: ScoredTrajectory) -> list[str]:
+        """What is wrong with every label and override of a step that one trajectory does not have."""
+        leaves = leaf_steps(scored.steps)
+        rows = self.by_trajectory.get(scored.trajectory.id, ())
+        return [one.nowhere(leaves) for one in rows if one.find(leaves) is None]
+
+    def _placed(self, scored: ScoredTrajectory) -> Iterator[tuple[tuple[int, int], Annotation]]:
+        leaves = leaf_steps(scored.steps)
+        for one in self.by_trajectory.get(scored.trajectory.id, ()):
+            if (place := one.find(leaves)) is not None:
+                yield place, one
 
 
 def check_keys(row: Any, place: str) -> None:

@@ -126,6 +126,22 @@ def find(folder: Path, name: str) -> ScoreRun | None:
     return None
 
 
+def chosen(folder: Path, name: str | None) -> ScoreRun:
+    """The run of that name or number, the newest finished one without a name. Raises ConfigError when there is none."""
+    if name is None:
+        return latest(folder)
+    found = find(folder, name)
+    if found is None:
+        known = ", ".join(run.name for run in runs(folder))
+        raise ConfigError(f"{folder} holds {f'the runs {known}' if known else 'no run of `slea score`'}, not {name!r}")
+    return found
+
+
+def scored_nothing(counts: Mapping[str, Any]) -> bool:
+    """Whether a finished run's `counts` have steps and no evaluator that scored one of them."""
+    return bool(counts["steps"]) and not any(one["scored"] for one in counts["evaluators"].values())
+
+
 def start(folder: Path, card: RunCard) -> ScoreRun:
     """A new run with the next number. Raises ConfigError when the folder is a file or holds something else."""
     if folder.exists() and not folder.is_dir():

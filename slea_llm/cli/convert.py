@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="file or folder to write; must be new")
     add_reading(parser)
+    parser.add_argument("--run", metavar="N", help="run of the results of `slea score`, by number (default: newest)")
     parser.add_argument(
         "--weight-by", metavar="EVALUATOR", help="evaluator of a scored log that gives replies weight 0 or 1"
     )
@@ -53,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
             "--weight-by and --plain are for openai_chat and hub_dataset; slea keeps the scores themselves"
         )
     weighting = Weighting(evaluator=arguments.weight_by, threshold=arguments.at_least) if arguments.weight_by else None
-    reader, items = read_scored_or_not(arguments.log, format=arguments.format, strict=arguments.strict)
+    reader, items = read_scored_or_not(
+        arguments.log, run=arguments.run, format=arguments.format, strict=arguments.strict
+    )
     first = next(items, None)
     if first is None:
         for line in reader.lines() if reader is not None else ():
@@ -71,15 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_scored_or_not(
-    path: Path, *, format: str | None = None, strict: bool = False
+    path: Path, *, run: str | None = None, format: str | None = None, strict: bool = False
 ) -> tuple[LogReader | None, Iterator[ScoredTrajectory]]:
-    """The trajectories with the scores of a scored log, or with none; the reader that counts, for other logs."""
+    """The trajectories with the scores of a scored log, or with none; the reader that counts, for other logs.
+
+    Raises ConfigError for a `run` that the path does not hold.
+    """
     from slea_llm.errors import StorageError
     from slea_llm.logs.reading import LogReader
-    from slea_llm.score_runs import newest_log
+    from slea_llm.score_runs import chosen, newest_log
     from slea_llm.storage import log_kind, read_scored
 
-    path = newest_log(path)
+    path = newest_log(path) if run is None else chosen(path, run).scores
     try:
         scored = path.is_file() and log_kind(path) == "slea.scored_trajectories"
     except (StorageError, ValueError):

@@ -2,7 +2,8 @@
 
 `slea score mylogs.jsonl` is enough for a first look: it cuts each reply into steps, scores them by general rules,
 prints what stands out and writes everything into the folder `mylogs.scores`. Every run adds to that folder and changes
-nothing in it. `slea report mylogs.scores` then makes one HTML file of it. docs/scoring.md is a guide.
+nothing in it. `slea report mylogs.scores` then makes one HTML file of it. The exit code is 1 when not one step could be
+scored. docs/scoring.md is a guide.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in (*_misplaced(scorer.evaluators, environments), *asked):
         say(line)
     say(f"written to {folder} ({one.name}); `slea report {folder}` makes one HTML file of it")
-    return 0
+    return int(score_runs.scored_nothing(one.card.counts))
 
 
 def default_output(log: Path) -> Path:

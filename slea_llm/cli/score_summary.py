@@ -11,6 +11,7 @@ from slea_llm.annotations import Annotations
 from slea_llm.log_measures import LogMeasures, facts
 from slea_llm.measures import area_under_curve
 from slea_llm.report.review import Standings, length_trend, queue, standing
+from slea_llm.score_runs import scored_nothing
 from slea_llm.types import ScoredTrajectory
 
 SHOWN = 4
@@ -33,9 +34,10 @@ class ScoreSummary:
         self._said = {name: _Said() for name in evaluators}
         self._labels: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._overridden = 0
+        self._misplaced: list[str] = []
 
     def add(self, scored: ScoredTrajectory) -> None:
-        """Count one dialogue. Raises ConfigError for a label of a step that is not there."""
+        """Count one dialogue."""
         found = facts(scored, self._evaluators[0])
         self._measures.add(found)
         self._ids.append(found.id)
@@ -45,6 +47,7 @@ class ScoreSummary:
             self._overridden += word.rationale.startswith("overridden by ")
         if self._annotations is not None:
             labels = self._annotations.labels(scored)
+            self._misplaced += self._annotations.misplaced(scored)
             for word in scored.scores:
                 label = labels.get((word.turn, word.step))
                 if label is not None and word.score is not None:
@@ -60,6 +63,7 @@ class ScoreSummary:
             "steps": self._measures.steps,
             "evaluators": {name: said.counts() for name, said in self._said.items()},
             "overridden": self._overridden,
+            "annotations_misplaced": len(self._misplaced),
         }
 
     def lines(self) -> Iterator[str]:
@@ -67,6 +71,8 @@ class ScoreSummary:
         yield from self._measures.lines()
         for name, said in self._said.items():
             yield from said.lines(name)
+        if scored_nothing(self.counts()):
+            yield "careful: no step was scored; this run is the newest all the same, --runs N reports an earlier one"
         yield from self._hand_lines()
         if (trend := length_trend(self._standings)) is not None and trend.suspicious:
             yield (
@@ -84,6 +90,8 @@ class ScoreSummary:
             return
         file = self._annotations
         yield f"{file.count} labels and overrides of {file.name}; {self._overridden} scores replaced"
+        if self._misplaced:
+            yield f"warning: {len(self._misplaced)} of them were left out, the first: {self._misplaced[0]}"
         if (strangers := self._annotations.unknown(self._ids)) is not None:
             yield f"warning: {strangers}"
         for name, pairs in self._labels.items():

@@ -66,10 +66,7 @@ def _is_scored(path: Path) -> bool:
 
 
 def _results(folder: Path, name: str | None) -> Source:
-    run = score_runs.latest(folder) if name is None else score_runs.find(folder, name)
-    if run is None:
-        known = ", ".join(one.name for one in score_runs.runs(folder))
-        raise ConfigError(f"{folder} holds the runs {known}, not {name!r}")
+    run = score_runs.chosen(folder, name)
     card = run.card
 
     def read() -> Iterator[Scored]:

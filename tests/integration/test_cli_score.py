@@ -13,7 +13,7 @@ from slea_llm import score_runs
 from slea_llm.cli import main
 from slea_llm.errors import StorageError
 from slea_llm.score_runs import CREDIT
-from slea_llm.storage import ScoredLog, write_trajectories
+from slea_llm.storage import ScoredLog, read_scored, write_trajectories
 from tests.support.logged import booking, logged, scored
 
 
@@ -218,6 +218,37 @@ def test_labels_and_overrides_are_read_and_measured(
     assert run.card.annotations["name"] == "labels.jsonl"
     (overridden,) = [one.scores[-1] for one in run.read() if one.trajectory.id == "d0.3"]
     assert (overridden.score, overridden.rationale[:20]) == (-10.0, "overridden by ada: b")
+
+
+def test_labels_of_steps_that_are_not_there_are_left_out_and_the_run_is_whole(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"trajectory": "d0.1", "turn": 9, "step": 0, "label": 0},
+        {"trajectory": "d0.2", "turn": 9, "step": 0, "override": -10, "by": "ada", "why": "a slip"},
+        {"trajectory": "d0.3", "override": -10, "by": "ada", "why": "books without asking"},
+    ]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    assert main(["score", str(log), "--labels", str(labels)]) == 0
+    said = capsys.readouterr().out
+    assert "warning: 2 of them were left out, the first: annotation of 'd0.1': no leaf step at turn 9, step 0" in said
+    counts = score_runs.latest(log.with_name("mine.scores")).card.counts
+    assert (counts["overridden"], counts["annotations_misplaced"]) == (1, 2)
+
+
+def test_a_run_that_scored_nothing_says_so_and_ends_with_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log)]) == 0
+    assert main(["score", str(log), "--evaluator", "reward_model"]) == 1
+    assert "careful: no step was scored" in capsys.readouterr().out
+    assert (
+        main(["convert", str(log.with_name("mine.scores")), "--run", "1", "--to", "slea", "--output", f"{log}.1"]) == 0
+    )
+    assert all(one.scores[0].score is not None for one in read_scored(Path(f"{log}.1")))
+    assert (
+        main(["convert", str(log.with_name("mine.scores")), "--run", "3", "--to", "slea", "--output", f"{log}.2"]) == 2
+    )
+    assert "holds the runs run-0001, run-0002, not '3'" in capsys.readouterr().err
 
 
 def test_two_evaluators_are_compared_on_one_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,8 +61,9 @@ def test_a_bad_line_is_named_with_its_fault(tmp_path: Path, row: Any, words: str
 def test_a_step_that_is_not_there_and_a_stranger_are_told(tmp_path: Path) -> None:
     (one,) = scored(booking("a", success=True))
     read = Annotations.read(write(tmp_path / "l.jsonl", {"trajectory": "a", "turn": 9, "step": 0, "label": 1}))
-    with pytest.raises(ConfigError, match="no leaf step at turn 9, step 0"):
-        read.labels(one)
+    (fault,) = read.misplaced(one)
+    assert "no leaf step at turn 9, step 0; the leaf steps (turn, step) are [(0, 0)" in fault
+    assert read.labels(one) == {}
     told = "1 annotated trajectories of l.jsonl are not in the log, such as 'a' (did you mean 'ab'?)"
     assert read.unknown(["ab"]) == told
     assert read.unknown(["a"]) is None
