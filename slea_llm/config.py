@@ -302,14 +302,22 @@ def _explain(error: ValidationError, source: str, root: Any, *, depth: int = 0) 
                 f"  {place}: unknown key; known: {', '.join(known)}{nearest(location[-1] if location else '', known)}"
             )
         elif fault["type"].startswith("missing"):
-            lines.append(f"  {place}: required, not given")
+            lines.append(f"  {place}: required, not given{_run_together(fault['input'])}")
         elif fault["type"] == "model_type" and isinstance(fault["input"], str):
             lines.append(f"  {place}: a component is a mapping: write {{name: {fault['input']}}}")
         else:
-            # A fault of the whole recipe names its values itself; the recipe would be a screen of text.
-            got = f" (got {fault['input']!r})" if location else ""
-            lines.append(f"  {place}: {fault['msg']}{got}")
+            # A fault of a whole section names its values itself; the section would be a screen of text.
+            own = fault["type"] == "value_error"
+            got = "" if own or not location else f" (got {fault['input']!r})"
+            lines.append(f"  {place}: {fault['msg'].removeprefix('Value error, ')}{got}")
     return "\n".join(lines)
+
+
+def _run_together(value: Any) -> str:
+    """A hint for `{name:x}`, which YAML reads as one key that holds nothing."""
+    keys = [str(key) for key, held in value.items() if held is None] if isinstance(value, Mapping) else []
+    joined = next((key for key in keys if ":" in key), None)
+    return f" (got the key {joined!r}; YAML wants a space after the colon)" if joined else ""
 
 
 def _known_keys(root: Any, path: Iterable[str]) -> set[str]:

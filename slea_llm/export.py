@@ -204,9 +204,16 @@ def _write_manifest(
 
 def _card(model: PolicyCritic) -> str:
     revision = f', revision="{model.settings.revision}"' if model.settings.revision else ""
+    folder = Path(model.settings.base)
+    elsewhere = (
+        f"It was trained on the folder `{folder.name}`, to which the run gave that name: where nothing is published "
+        "under it, put the path of the folder in its place below.\n\n"
+        if model.settings.declared_base and folder.is_dir()
+        else ""
+    )
     return (
         f"---\nbase_model: {model.base_name}\nlibrary_name: peft\n---\n\n"
-        f"# LoRA adapter for {model.base_name}\n\n"
+        f"# LoRA adapter for {model.base_name}\n\n{elsewhere}"
         "manifest.json says which files belong to it and what was compared with what.\n\n"
         "```python\n"
         "from peft import PeftModel\n"

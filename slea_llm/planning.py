@@ -368,6 +368,14 @@ def _odd(recipe: Recipe, environment: Any, user: Any) -> list[str]:
             f"({trainer.critic_warmup_iterations}): the policy never moves; set more iterations, or "
             "fewer to warm up"
         )
+    model, warm = recipe.model, recipe.warm_start
+    warmed = warm.dialogues and not warm.lora and warm.from_scratch is None and Path(model.base) == Path(warm.output)
+    if warmed and model.declared_base:
+        notes.append(
+            f"model.declared_base {model.declared_base!r} must name the weights that the warm start has made, not "
+            "those that it began with: on others the exported adapter does something else; leave it out, and the "
+            f"adapter names {model.base}"
+        )
     if not recipe.evaluation.tasks:
         notes.append("evaluation.tasks 0: success is not measured before and after; set it to 256")
     return notes

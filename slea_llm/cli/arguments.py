@@ -40,11 +40,18 @@ def clear_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
     """
     if folder.exists() and any(path.name != LOGS for path in folder.iterdir()) and not resume:
         if not fresh:
-            raise ConfigError(
-                f"{folder} already holds a run; give --resume to go on with it, --fresh to move it aside, "
-                "or another folder by run.output_dir=..."
-            )
+            raise ConfigError(f"{folder} already holds {_held(folder)}")
         number = 1
         while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
             number += 1
         folder.rename(aside)
+
+
+def _held(folder: Path) -> str:
+    """What is in the way, and what may be done about it."""
+    if not (folder / "recipe.yaml").exists():  # a model of `slea warm-start`, or something of the user's own
+        return "something; give --fresh to move it aside, or another folder"
+    others = "--fresh to move it aside, or another folder by run.output_dir=..."
+    if any((folder / "checkpoints").glob("step-*")):
+        return f"a run; give --resume to go on from its newest checkpoint, {others}"
+    return f"a run without a checkpoint (trainer.save_every writes them as it goes); give {others}"

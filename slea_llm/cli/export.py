@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slea_llm import registry
 from slea_llm.cli import compose
 from slea_llm.cli.arguments import LOGS
 from slea_llm.cli.output import say
 from slea_llm.config import ComponentSpec, Recipe, load_recipe
-from slea_llm.errors import CheckpointError, ConfigError
+from slea_llm.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
     from slea_llm.interfaces import Generator
@@ -19,12 +20,18 @@ if TYPE_CHECKING:
     from slea_llm.settings import ModelSettings
 
 FORMS = ("adapter", "merged", "both")
+NO_ENGINE = "none"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="output folder of a training run")
     parser.add_argument("--checkpoint", type=Path, default=None, help="checkpoint (default: the newest whole one)")
     parser.add_argument("--form", choices=FORMS, default=None, help="default: export.form of the recipe")
+    parser.add_argument(
+        "--engine",
+        default=None,
+        help=f"engine that answers from the export in the proof, {NO_ENGINE!r} for none (default: the recipe's)",
+    )
     parser.add_argument("--output", type=Path, default=None, help="folder to write to (default: RUN)")
     parser.add_argument("--name", default="export", help="name of the export's folder in the output folder")
     parser.add_argument("--allow-unchanged", action="store_true", help="an adapter that changes nothing is no failure")
@@ -37,9 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = load_recipe(arguments.run / "recipe.yaml")
     if arguments.form is not None:
         recipe = recipe.model_copy(update={"export": replace(recipe.export, form=arguments.form)})
+    if arguments.engine is not None:
+        recipe = _with_engine(recipe, arguments.engine)
     from slea_llm.cli.session import quiet_third_parties
     from slea_llm.export import export
 
+    said = f"proved with {recipe.generation.name}" if recipe.export.verify_engine else "proved without an engine"
+    say(f"{said}; --engine names another")
     with quiet_third_parties(arguments.run / LOGS / "export.log"):
         model, policy_version = _trained(recipe, arguments.run, arguments.checkpoint)
         report = export(
@@ -55,6 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
     for line in report.lines():
         say(line)
     return 0
+
+
+def _with_engine(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with the engine of the proof. Raises ConfigError for an unknown one."""
+    if name == NO_ENGINE:
+        return recipe.model_copy(update={"export": replace(recipe.export, verify_engine=False)})
+    known = (*registry.names("generator"), NO_ENGINE)
+    if name not in known:
+        raise ConfigError(f"unknown engine {name!r}; one of {', '.join(known)}{nearest(name, known)}")
+    changes: dict[str, Any] = {"export": replace(recipe.export, verify_engine=True)}
+    if name != recipe.generation.name:  # its options are of another engine
+        changes["generation"] = ComponentSpec(name=name)
+    return recipe.model_copy(update=changes)
 
 
 def _trained(recipe: Recipe, run_folder: Path, chosen: Path | None) -> tuple[PolicyCritic, int]:

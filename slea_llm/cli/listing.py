@@ -9,17 +9,23 @@ from importlib import resources
 
 from slea_llm import registry
 from slea_llm.cli.output import say
+from slea_llm.errors import ConfigError, nearest
 
 _SENTENCE_END = re.compile(r"[.:;](?=\s|$)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=registry.KINDS, help="only this kind")
+    parser.add_argument("kind", nargs="?", help=f"only this kind: {', '.join(registry.KINDS)}")
     parser.add_argument("--places", action="store_true", help="module and class of each in place of what it is for")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for kind in (arguments.kind,) if arguments.kind else registry.KINDS:
+    wanted = arguments.kind
+    if wanted is not None and wanted not in registry.KINDS:
+        raise ConfigError(
+            f"unknown kind {wanted!r}; one of {', '.join(registry.KINDS)}{nearest(wanted, registry.KINDS)}"
+        )
+    for kind in registry.KINDS if wanted is None else (wanted,):
         say(f"{kind}:")
         names = registry.names(kind)
         width = max(map(len, names), default=0)

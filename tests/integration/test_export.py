@@ -232,6 +232,13 @@ def test_br_033_a_temporary_base_without_a_declared_name_is_refused(base: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_card_says_on_which_folder_a_base_of_another_name_lies(base: Path, tmp_path: Path) -> None:
+    export(trained_policy(base), tmp_path, name="one", settings=NO_ENGINE, policy_version=3)
+    card = (tmp_path / "one" / ADAPTER / "README.md").read_text()
+    assert f"trained on the folder `{base.name}`" in card
+    assert str(base.parent) not in card
+
+
 @pytest.mark.parametrize("name", [None, "", "  ", "/tmp/x", "/dev/shm/base"])  # noqa: S108  these are the cases
 def test_br_033_names_that_lead_nowhere_are_refused(name: str | None) -> None:
     with pytest.raises(ExportError, match=r"model\.declared_base"):

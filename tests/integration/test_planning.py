@@ -135,6 +135,14 @@ def test_what_is_odd_is_said_with_its_mend() -> None:
     assert planning.check(recipe()) == []
 
 
+def test_a_name_of_the_weights_before_the_warm_start_is_odd() -> None:
+    warm = ["model.base=made", "warm_start.output=made", "warm_start.dialogues=320", "warm_start.from_scratch=null"]
+    (note,) = planning.check(recipe(*warm, "model.declared_base=org/model"))
+    assert note.startswith("model.declared_base 'org/model' must name the weights that the warm start has made")
+    for other in ("model.declared_base=null", "warm_start.lora=true", "model.base=org/model"):
+        assert planning.check(recipe(*warm, "model.declared_base=org/model", other)) == []
+
+
 CARD = Card(
     encoder="hashing",
     encoding="apart",

@@ -74,7 +74,13 @@ def test_an_existing_run_is_refused_moved_aside_or_resumed(tmp_path: Path) -> No
     (folder / "logs" / "play.log").touch()
     prepare_folder(folder, fresh=False)  # a rollout or an evaluation was here, no run
     (folder / "metrics.jsonl").write_text("kept", encoding="utf-8")
-    with pytest.raises(ConfigError, match="already holds a run; give --resume"):
+    with pytest.raises(ConfigError, match="already holds something; give --fresh"):
+        prepare_folder(folder, fresh=False)
+    (folder / "recipe.yaml").touch()
+    with pytest.raises(ConfigError, match=r"a run without a checkpoint .*; give --fresh"):
+        prepare_folder(folder, fresh=False)
+    (folder / "checkpoints" / "step-3").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="already holds a run; give --resume to go on from its newest checkpoint"):
         prepare_folder(folder, fresh=False)
     prepare_folder(folder, fresh=False, resume=True)
     assert (folder / "metrics.jsonl").exists()
@@ -102,6 +108,9 @@ def test_only_the_recipe_is_required(command: str, capsys: pytest.CaptureFixture
         (["plan", "{recipe}", "user.name=recorded"], "user 'recorded' needs the log that it replays"),
         (["plan", "{recipe}", "user={name: recorded, log: none.jsonl}"], "log none.jsonl is no file"),
         (["evaluate", "{recipe}", "model.base=/no/base"], "`slea warm-start RECIPE` makes its base first"),
+        (["plan", "{recipe}", "evaluators=[{name:rules}]"], "got the key 'name:rules'; YAML wants a space after"),
+        (["plan", "{recipe}", "trainer.epochs=-1"], "  trainer: epochs -1 is out of range; allowed: 1 or more\n"),
+        (["list", "parsers"], "unknown kind 'parsers'; one of environment, user, parser"),
         (["export", "/no/run"], "/no/run is no output folder of `slea train`"),
     ],
 )
