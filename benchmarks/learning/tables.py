@@ -18,6 +18,8 @@ ARTICLES = (
     ("environment steps to 80 %", "500,000", "200,000", "0.40"),
 )
 """What the two articles say of training without and with step-level credit, and the ratio."""
+FEWEST_SEEDS = 3
+"""Seeds that two arms must have in common for a ratio or a difference: fewer give an interval that means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Tables:
             lines.append(
                 row(
                     arm,
-                    str(len(runs)),
+                    self._seeds(arm),
                     _tuned(runs),
                     *(self._cell(runs, threshold, lambda cost: cost.dialogues) for threshold in thresholds),
                     self.bootstrap.mean([area(run.curve) for run in runs]).text(3),
@@ -112,7 +114,7 @@ class Tables:
             ours, theirs = (
                 {run.seed: found for run in self.by_arm[name] if (found := of(run)) is not None} for name in (arm, base)
             )
-            if ours.keys() & theirs.keys():
+            if len(ours.keys() & theirs.keys()) >= FEWEST_SEEDS:
                 lines.append(f"- {arm} less {base}, {what}: {self.bootstrap.difference((ours, theirs)).text(3)}")
         return lines
 
@@ -144,7 +146,10 @@ class Tables:
             {run.seed: float(spent(run.curve, self._reached(run, threshold)).dialogues) for run in one}
             for one in (runs, others)
         )
-        return (ours, theirs) if ours.keys() & theirs.keys() else "the arms share no seed"
+        shared = len(ours.keys() & theirs.keys())
+        if shared < FEWEST_SEEDS:
+            return f"the arms share {shared} seeds, and {FEWEST_SEEDS} are asked for"
+        return ours, theirs
 
     def seeds(self) -> list[str]:
         """Every run on its own; `>`: censored there."""
@@ -216,14 +221,21 @@ class Tables:
         versions = sorted({", ".join(f"{name} {one}" for name, one in run.versions.items()) for run in runs})
         resumed = sum(run.resumed > 0 for run in runs)
         whole = self.study.dialogues
+        unfinished = sum(len(self.by_arm.get(arm.name, ())) < len(self.study.seeds) for arm in self.study.arms)
         part = f", the first of runs of {whole:,}" if self.study.until < whole else ""
-        return [
+        lines = [
             f"{len(runs)} runs, {resumed} of them resumed; window {self.study.protocol.window} dialogues, "
             f"cap {self.study.until:,}{part}; intervals {self.study.protocol.confidence:.0%}, "
-            f"{self.study.protocol.resamples:,} resamples.",
-            f"Commits: {', '.join(commits)}.",
-            *(f"Versions: {one}." for one in versions),
+            f"{self.study.protocol.resamples:,} resamples."
         ]
+        if unfinished:
+            lines.append(f"**Not finished**: {unfinished} arms lack runs of some of the {len(self.study.seeds)} seeds.")
+        return [*lines, f"Commits: {', '.join(commits)}.", *(f"Versions: {one}." for one in versions)]
+
+    def _seeds(self, arm: str) -> str:
+        """How many seeds are finished, and of how many where not all are."""
+        got, wanted = len(self.by_arm[arm]), len(self.study.seeds)
+        return str(got) if got == wanted else f"{got} of {wanted}"
 
     def _cell(self, runs: Sequence[Result], threshold: float, of: Callable[[Spent], float]) -> str:
         """The interquartile mean of a cost, how many got there, `>=` where some are censored at the cap."""

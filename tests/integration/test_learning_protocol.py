@@ -235,18 +235,31 @@ def test_tables_count_censored_seeds_at_the_cap_and_print_no_ratio_over_a_baseli
 
 
 def test_the_best_arm_is_set_against_every_other_one() -> None:
-    ours = [result("streams_split", seed, 130, 140, 140, 150) for seed in (211, 212)]
-    slow = [result("token_gae", seed, 0, 40, 130, 150) for seed in (211, 212)]
-    near = [result("gigpo", 211, 0, 140, 140, 150), result("gigpo", 212, 0, 0, 0, 0)]
+    seeds = (211, 212, 213)
+    ours = [result("streams_split", seed, 130, 140, 140, 150) for seed in seeds]
+    slow = [result("token_gae", seed, 0, 40, 130, 150) for seed in seeds]
+    near = [result("gigpo", 211, 0, 140, 140, 150), *(result("gigpo", seed, 0, 0, 0, 0) for seed in seeds[1:])]
     shown = Tables(PROTOCOL.study("full"), {"token_gae": slow, "gigpo": near, "streams_split": ours})
     text = "\n".join(shown.comparisons())
     assert "gigpo over token_gae" in text
     assert "streams_split over token_gae, dialogues to 80%: 0.33" in text
     text = "\n".join(shown.best_over_others())
     assert "token_gae" not in text
-    assert "streams_split over gigpo, dialogues to 80%: no ratio, gigpo got there in 1 of 2 seeds" in text
-    assert f"streams_split less gigpo, area under the curve: {(560 - 215) / 640:.3f}" in text
+    assert "streams_split over gigpo, dialogues to 80%: no ratio, gigpo got there in 1 of 3 seeds" in text
+    # Areas of gigpo: 430, 0 and 0 of 640; the interquartile mean of the differences 130, 560 and 560 is 488.3.
+    assert f"streams_split less gigpo, area under the curve: {(130 / 4 + 560 + 560 / 4) / 1.5 / 640:.3f}" in text
     assert Tables(PROTOCOL.study("parts"), {"streams_split": ours}).best_over_others() == []
+
+
+def test_an_unfinished_study_says_so_and_compares_nothing_over_two_seeds() -> None:
+    ours = [result("streams_split", seed, 130, 140, 140, 150) for seed in (101, 102)]
+    slow = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102, 103)]
+    shown = Tables(quick(), {"token_gae": slow, "streams_split": ours})
+    assert shown.provenance()[1] == "**Not finished**: 1 arms lack runs of some of the 3 seeds."
+    assert shown.main()[2].startswith("| token_gae | 3 |")
+    assert shown.main()[3].startswith("| streams_split | 2 of 3 |")
+    assert shown.comparisons()[-1].endswith("no ratio, the arms share 2 seeds, and 3 are asked for")
+    assert Tables(quick(), {"token_gae": slow}).provenance()[1].startswith("**Not finished**")
 
 
 def test_a_block_of_the_page_without_an_end_is_refused() -> None:
@@ -273,9 +286,9 @@ def test_the_page_holds_what_the_kept_runs_give() -> None:
 
 
 def test_domains_are_pooled_only_where_every_baseline_got_there() -> None:
-    base = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102)]
-    faster = [result("streams_split", seed, 40, 130, 140, 150) for seed in (101, 102)]
-    stuck = [result("token_gae", seed, 0, 40, 40, 40) for seed in (301, 302)]
+    base = [result("token_gae", seed, 0, 40, 130, 150) for seed in (101, 102, 103)]
+    faster = [result("streams_split", seed, 40, 130, 140, 150) for seed in (101, 102, 103)]
+    stuck = [result("token_gae", seed, 0, 40, 40, 40) for seed in (301, 302, 303)]
     others = [replace(one, seed=one.seed + 200) for one in faster]
     first = Tables.of(quick(), [*base, *faster])
     second = Tables.of(PROTOCOL.study("second"), [*(replace(one, seed=one.seed + 200) for one in base), *others])
@@ -283,7 +296,7 @@ def test_domains_are_pooled_only_where_every_baseline_got_there() -> None:
     assert line == "- streams_split over the baselines of quick, second, to 80%: 0.67 (0.67 to 0.67)"
     failing = Tables.of(PROTOCOL.study("second"), [*stuck, *others])
     line = next(one for one in pooled([first, failing], "streams_split") if "to 80%" in one)
-    assert line.endswith("no ratio (second: the baseline got there in 0 of 2 seeds)")
+    assert line.endswith("no ratio (second: the baseline got there in 0 of 3 seeds)")
 
 
 def test_alarms_are_set_beside_the_fall_that_they_should_foretell() -> None:
