@@ -1,6 +1,6 @@
 """What a GPU would need for a run whose throughput was measured here: from the tokens and seconds of its kept result.
 
-    python benchmarks/learning/needs.py benchmarks/learning/results/.../streams_split-401.json --parameters 135e6
+    python benchmarks/learning/needs.py benchmarks/learning/results/.../streams_own_start-401.json --parameters 135e6
 
 An estimate, not a measurement. Operations a token of a row, P parameters: 2 P to read or sample it, 2 P in each pass of
 the statistics (policy, reference, critic), 4 P in an update of an adapter (forward, backward through frozen weights),
