@@ -234,6 +234,7 @@ class Protocol:
             arms=arms,
             baseline=self.arm(row["baseline"]).name,
             best=self.arm(row["best"]).name if "best" in row else "",
+            pairs=tuple((self.arm(one).name, self.arm(other).name) for one, other in row.get("pairs", ())),
             seeds=tuple(row["seeds"]),
             dialogues=row["dialogues"],
             until=row.get("until", row["dialogues"]),
@@ -272,6 +273,8 @@ class Study:
     baseline: str
     best: str
     """The arm that is set beside the articles' figures, named before the runs; empty: none."""
+    pairs: tuple[tuple[str, str], ...]
+    """Further arms that are set against each other, the first less or over the second."""
     seeds: tuple[int, ...]
     dialogues: int
     until: int

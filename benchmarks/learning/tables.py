@@ -103,6 +103,10 @@ class Tables:
         others = [arm for arm in self.arms if arm not in (best, self.study.baseline)]
         return [line for other in others for line in self._compared(best, other)]
 
+    def pairs(self) -> list[str]:
+        """The further pairs of the protocol."""
+        return [line for arm, base in self.study.pairs for line in self._compared(arm, base)]
+
     def _compared(self, arm: str, base: str) -> list[str]:
         """Ratios of dialogues to each threshold, and paired differences of area and of final success."""
         lines = [f"- {self.ratio_line(arm, threshold, base)}" for threshold in self.study.protocol.thresholds]
@@ -255,6 +259,7 @@ def parts(study: Study, results: Sequence[Result]) -> dict[str, list[str]]:
         study.name: [*found.provenance(), "", *found.main()],
         f"Against {study.baseline}": found.comparisons(),
         f"{study.best} against the others": found.best_over_others(),
+        "Pair by pair": found.pairs(),
         "Beside the articles": found.articles(),
         "What it costs": found.costs(),
         "Alarms": found.alarms(),
