@@ -97,9 +97,15 @@ def latest_complete(root: Path, *, report: Callable[[str], None]) -> Path | None
     return None
 
 
-def prune(root: Path, *, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints. Call it only after the newest one is written."""
-    for folder in _numbered(root)[: -max(keep, 1)]:
+def prune(root: Path, *, newest: int, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints up to `newest`, which was just written.
+
+    Later ones are of a line that was given up when an older checkpoint was gone back to: they go too, or a run would
+    be gone on with from them.
+    """
+    found = _numbered(root)
+    line = [folder for folder in found if _number(folder) <= newest]
+    for folder in [one for one in found if one not in line[-max(keep, 1) :]]:
         # Renamed first: an interrupt must leave no folder that looks like a checkpoint and is half gone.
         doomed = folder.with_name(f".{folder.name}.partial-pruned")
         folder.rename(doomed)
@@ -109,7 +115,11 @@ def prune(root: Path, *, keep: int) -> None:
 def _numbered(root: Path) -> list[Path]:
     """Folders `step-N` below `root`, by N."""
     found = [path for path in root.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_number)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def _sweep(root: Path) -> None:

@@ -234,7 +234,8 @@ class Trainer:
             heads = self._parts.crediting.heads
             return sampler_stats(trajectories, streams=heads, critic_version=self.update)
         first_check = self._unchecked and self.policy_version == 0
-        with self._clock.phase("stats"):
+        # The same autocast as in the updates, which accelerate wraps around `forward` alone.
+        with self._clock.phase("stats"), self._accelerator.autocast():
             stats = token_stats(
                 self._model,
                 [one.trajectory for one in scored],
@@ -360,7 +361,7 @@ class Trainer:
             target = self.checkpoints / f"step-{self.iteration}"
             if self._accelerator.is_main_process:
                 checkpoint.write(self.checkpoints, self.iteration, self._snapshot(ranks))
-                checkpoint.prune(self.checkpoints, keep=self._settings.keep_checkpoints)
+                checkpoint.prune(self.checkpoints, newest=self.iteration, keep=self._settings.keep_checkpoints)
             self._accelerator.wait_for_everyone()
         return target
 

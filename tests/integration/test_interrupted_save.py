@@ -22,7 +22,7 @@ root = Path(sys.argv[1])
 for number in itertools.count(1):
     tensors = {f"file{one}": {f"file{one}.w": torch.full((200_000,), float(number))} for one in range(4)}
     checkpoint.write(root, number, checkpoint.Snapshot(tensors=tensors, documents={"trainer": {"number": number}}))
-    checkpoint.prune(root, keep=2)
+    checkpoint.prune(root, newest=number, keep=2)
     print(number, flush=True)
 """
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.tracking import GeneralTracker
 
 from slea_llm import checkpoint
 from slea_llm.errors import CheckpointError, ConfigError, StartupCheckError, TrainingError
+from slea_llm.export_links import base_of
 from slea_llm.models.policy import PolicyCritic
 from slea_llm.models.stats import sampler_stats, token_stats
 from slea_llm.records import decode_scored, encode_scored
@@ -397,11 +399,27 @@ def test_old_checkpoints_go_only_when_newer_ones_are_whole(
     seen: list[list[str]] = []
     prune: Callable[..., None] = checkpoint.prune
 
-    def watched(root: Path, *, keep: int) -> None:
+    def watched(root: Path, *, newest: int, keep: int) -> None:
         seen.append(sorted(path.name for path in root.iterdir()))
-        prune(root, keep=keep)
+        prune(root, newest=newest, keep=keep)
 
     monkeypatch.setattr(checkpoint, "prune", watched)
     trainer.run()
     assert seen[2] == ["step-1", "step-2", "step-3"]
     assert sorted(path.name for path in trainer.checkpoints.iterdir()) == ["step-3", "step-4"]
+
+
+def test_under_autocast_the_first_ratio_is_one(base: Path, tmp_path: Path) -> None:
+    """accelerate wraps `forward` alone: the pass before the updates must ask for the same arithmetic by itself."""
+    model = training.policy(base, dtype="float32")
+    with torch.no_grad():  # random weights say next to nothing, and rounding would not show
+        base_of(model).get_output_embeddings().weight.mul_(15.0)
+    AcceleratorState._reset_state(True)
+    PartialState._reset_state()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    settings = dataclasses.replace(FAST, iterations=1, epochs=1, minibatch=8, microbatch=8, precision="bf16")
+    said: list[str] = []
+    options: Any = {"accelerator": accelerator, "report": said, "numerics": "bfloat16"}
+    training.trainer(model, settings, rounds(model, 1), tmp_path, **options).run()
+    (line,) = [one for one in said if one.startswith("first update")]
+    assert "ratio 1 within 0.00e+00 nats" in line

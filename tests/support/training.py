@@ -152,11 +152,12 @@ def trainer(
     imitation: Imitator | None = None,
     credit: Crediting | None = None,
     report: list[str] | None = None,
+    numerics: Any = None,
     **options: Any,
 ) -> Trainer:
     """A trainer over recorded dialogues; as many episodes an iteration as the recording has."""
     accelerator = accelerator or fresh_accelerator()
-    numerics = "float64" if model.settings.dtype == "float64" else "float32"
+    numerics = numerics or ("float64" if model.settings.dtype == "float64" else "float32")
     return Trainer(
         model,
         settings,
@@ -178,7 +179,7 @@ def trainer(
             output_dir=output_dir,
             seed=11,
             pad_id=PAD,
-            numerics=numerics,  # type: ignore[arg-type]
+            numerics=numerics,
             report=(report if report is not None else []).append,
             **options,
         ),

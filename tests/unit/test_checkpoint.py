@@ -72,8 +72,16 @@ def test_versions_sort_by_number_not_by_name(tmp_path: Path) -> None:
     for number in (9, 100, 20):
         checkpoint.write(tmp_path, number, snapshot(number))
     assert checkpoint.latest_complete(tmp_path, report=refuse) == tmp_path / "step-100"
-    checkpoint.prune(tmp_path, keep=2)
+    checkpoint.prune(tmp_path, newest=100, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-100", "step-20"]
+
+
+def test_going_back_to_an_older_one_gives_up_what_came_after_it(tmp_path: Path) -> None:
+    for number in (5, 10, 15):
+        checkpoint.write(tmp_path, number, snapshot(number))
+    checkpoint.write(tmp_path, 6, snapshot(6))
+    checkpoint.prune(tmp_path, newest=6, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-5", "step-6"]
 
 
 class Bomb:
