@@ -6,16 +6,19 @@ import asyncio
 import copy
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from slea_llm.errors import EpisodeError
+from slea_llm.errors import EpisodeError, nearest
 from slea_llm.interfaces import Environment, Episode, Reseedable, SimulatedUser, Traced, UserSession
 from slea_llm.types import (
+    TERMINATIONS,
     FinishReason,
     Message,
+    Outcome,
     State,
     Task,
     Termination,
@@ -234,7 +237,7 @@ class Dialogue:
         self._turns.append(turn)
         self._new = []
         self._stage = "environment"
-        outcome = episode.agent_says(spoken.text)
+        outcome = _checked(episode.agent_says(spoken.text))
         turn.reward = outcome.reward
         self._new += outcome.messages
         self._termination = outcome.termination
@@ -254,10 +257,22 @@ class Dialogue:
         message = Message(role="user", content=reply.text)
         self._said.append(message)
         self._new.append(message)
-        outcome = episode.user_says(reply.text, leaving=reply.leaving)
+        outcome = _checked(episode.user_says(reply.text, leaving=reply.leaving))
         self._new += outcome.messages
         self._termination = outcome.termination or ("user_left" if reply.leaving else None)
         return outcome.reward
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    """The outcome. Raises EpisodeError for what no record could hold, so that this dialogue alone breaks."""
+    if not math.isfinite(outcome.reward):
+        raise EpisodeError(f"the environment pays {outcome.reward}, which is not finite")
+    if outcome.termination is not None and outcome.termination not in TERMINATIONS:
+        raise EpisodeError(
+            f"the environment ends with {outcome.termination!r}; one of {', '.join(TERMINATIONS)}"
+            f"{nearest(str(outcome.termination), TERMINATIONS)}"
+        )
+    return outcome
 
 
 def _turn(index: int, draft: _Draft) -> Turn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -363,6 +364,8 @@ def _checked(generation: Generation, request: GenerationRequest) -> Generation:
         raise GenerationError(
             f"request {request.key}: {len(generation.logprobs)} log-probabilities for {tokens} tokens"
         )
+    if odd := [one for one in generation.logprobs if not math.isfinite(one)]:
+        raise GenerationError(f"request {request.key}: {len(odd)} log-probabilities are not finite, the first {odd[0]}")
     return generation
 
 

@@ -16,7 +16,8 @@ def toy_task(seed: int, **goal: Any) -> Task:
 
 
 class ToyEpisode:
-    """Ends in success when the agent says `done`; every reply costs 1. `goal["breaks"]` names where it raises."""
+    """Ends in success when the agent says `done`; every reply costs 1. `goal["breaks"]` names where it raises,
+    `goal["odd"]` is what it gives in place of an outcome of its own."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -31,6 +32,9 @@ class ToyEpisode:
     def agent_says(self, text: str) -> Outcome:
         if self.task.goal.get("breaks") == "environment":
             raise KeyError("no such table")
+        if "odd" in self.task.goal:
+            odd: Outcome = self.task.goal["odd"]
+            return odd
         self.replies.append(text)
         if "done" in text:
             return Outcome(reward=10.0, termination="success")

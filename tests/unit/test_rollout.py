@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from slea_llm.errors import GenerationError
 from slea_llm.models.chat import ChatTokenizer, Thoughts
 from slea_llm.rollout import NO_POLICY, FailedEpisodesError, Rollout, play
 from slea_llm.settings import RolloutSettings
-from slea_llm.types import GenerationRequest, Message, Task, Trajectory
+from slea_llm.types import Generation, GenerationRequest, Message, Outcome, Task, Trajectory
 from tests.support import tokenizers as kinds
 from tests.support.toy import ToyAgent, ToyEnvironment, ToyGenerator, ToyUser, toy_task
 
@@ -296,6 +297,40 @@ def test_a_dialogue_that_breaks_is_a_record_and_the_others_go_on(breaks: str, ca
     assert broken.error == cause
     assert broken.outcome is None
     assert trained(broken) == [chat.encode_reply("ok")]
+
+
+@pytest.mark.parametrize(
+    ("odd", "cause"),
+    [
+        (Outcome(reward=math.nan), "EpisodeError: the environment pays nan, which is not finite [turn 1, environment]"),
+        (
+            Outcome(termination="won"),  # type: ignore[arg-type] # what a third party's environment may say
+            "EpisodeError: the environment ends with 'won'; one of success, failure, max_turns, user_left, budget, "
+            "error, unknown [turn 1, environment]",
+        ),
+    ],
+)
+def test_an_outcome_that_no_record_can_hold_breaks_its_dialogue_alone(odd: Outcome, cause: str) -> None:
+    chat = chat_of()
+    tasks = [toy_task(0), toy_task(1, odd=odd), toy_task(2), toy_task(3), toy_task(4)]
+    trajectories = played(chat, speaking(chat, "done"), *tasks)
+    assert [t.termination for t in trajectories] == ["success", "error", "success", "success", "success"]
+    assert trajectories[1].error == cause
+
+
+def test_a_log_probability_that_is_not_finite_breaks_its_dialogue_alone() -> None:
+    chat = chat_of()
+    generator = speaking(chat, "done")
+    plain = generator.generate
+
+    async def generate(request: GenerationRequest) -> Generation:
+        made = await plain(request)
+        return replace(made, logprobs=(math.nan, *made.logprobs[1:])) if request.key[1] == 1 else made
+
+    generator.generate = generate  # type: ignore[method-assign]
+    trajectories = played(chat, generator, *[toy_task(n) for n in range(5)])
+    assert [t.termination for t in trajectories] == ["success", "error", "success", "success", "success"]
+    assert "1 log-probabilities are not finite, the first nan" in str(trajectories[1].error)
 
 
 def test_an_error_of_the_sampler_and_a_passed_deadline_are_named() -> None:
