@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from slea_llm.augmenters.turns import steps_by_turn
 from slea_llm.checks import check_choices, check_least
 from slea_llm.errors import CreditError
+from slea_llm.overrides import counts_as_success
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredStep, ScoredTrajectory
 
@@ -75,11 +76,11 @@ class SuccessBackprop:
         return {key: self.config.priority for keys in self._counting(scored) for key in keys}
 
     def _counting(self, scored: ScoredTrajectory) -> list[list[tuple[int, int]]]:
-        """The steps that count, by turn."""
-        if not scored.trajectory.success:
+        """The steps that count, by turn; a chance that an evaluator with a shut gate says picks none of them."""
+        if not counts_as_success(scored.trajectory):
             return []
         turns = list(steps_by_turn(scored).values())
-        if not self.config.chance:
+        if not self.config.chance or self.config.chance in scored.shut:
             return turns
         order = [key for keys in turns for key in keys]
         start = _turning_point(order, self._chances(scored))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from slea_llm.augmenters.success_backprop import SuccessBackprop
 from slea_llm.errors import ConfigError, CreditError
+from slea_llm.overrides import Override, overridden
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredStep, ScoredTrajectory
 from tests.support.shaping import REPLY, Steps, talk
@@ -129,3 +131,25 @@ def test_a_thought_and_a_reply_share_their_turn() -> None:
     steps: Steps = (("thought", "a"), ("reply", "b"))
     paid = SuccessBackprop(SuccessBackprop.Config(bonus=1.0)).augment(talk([steps, REPLY]), 0.0)
     assert paid == {(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.5}
+
+
+def test_a_chance_whose_gate_is_shut_picks_no_step() -> None:
+    def judged(*, shut: tuple[str, ...]) -> ScoredTrajectory:
+        words = [
+            ScoredStep(turn=turn, step=0, evaluator="model", version="1", score=0.0, parts={"success_after": chance})
+            for turn, chance in enumerate((0.1, 0.2, 0.3, 0.9))
+        ]
+        return dataclasses.replace(success(4, scores=words), shut=shut)
+
+    part = SuccessBackprop(SuccessBackprop.Config(chance="model", bonus=1.0, priority=2.0))
+    assert part.augment(judged(shut=()), 0.0) == {(3, 0): 1.0}
+    assert part.augment(judged(shut=("model",)), 0.0) == {(turn, 0): 0.25 for turn in range(4)}
+    assert part.weights(judged(shut=("model",)), 0.0) == {(turn, 0): 2.0 for turn in range(4)}
+
+
+def test_a_success_that_a_reviewer_took_back_earns_nothing() -> None:
+    verdict = Override(trajectory="t", reward=-10.0, reviewer="ada", reason="transfers at once")
+    taken_back = overridden(success(3), verdict, policy_version=3)
+    assert taken_back.trajectory.success
+    part = SuccessBackprop(SuccessBackprop.Config(bonus=1.0, priority=2.0))
+    assert (part.augment(taken_back, 0.0), part.weights(taken_back, 0.0)) == ({}, {})
