@@ -101,18 +101,19 @@ def _read_after(
 
     None when nothing is: then every head is supervised wherever `value_mask` says.
     """
-    if all(one.after_mask is None for one in experiences):
+    reading = [one for one in experiences if one.after_mask is not None]  # others carry no credit and no such values
+    if not reading:
         return None
-    before = np.array([any(stream in one.returns for one in experiences) for stream in streams])
+    before = np.array([any(stream in one.returns for one in reading) for stream in streams])
     head_mask: np.ndarray = value_mask[..., None] & before
     flags = np.concatenate([_flags(one) for one in experiences])
     rows, columns = grid.behind(flags)
     value_mask[rows, columns] = True
     grid.attended[rows, columns] = True  # the filler token of a row that ends here, if it does
     for column, stream in enumerate(streams):
-        if any(stream in one.after_returns for one in experiences):
-            target = np.concatenate([one.after_returns[stream][_flags(one)] for one in experiences])
-            said = np.concatenate([one.stats.after[stream][_flags(one)] for one in experiences])
+        if any(stream in one.after_returns for one in reading):
+            target = np.concatenate([one.after_returns[stream][_flags(one)] for one in reading])
+            said = np.concatenate([one.stats.after[stream][_flags(one)] for one in reading])
             returns[rows, columns, column], old_values[rows, columns, column] = target, said
             head_mask[rows, columns, column] = True
     return head_mask

@@ -20,7 +20,7 @@ from slea_llm.errors import CreditError
 from slea_llm.interfaces import Reducer
 from slea_llm.losses.imitation import ImitationConfig
 from slea_llm.losses.imitation_prototypes import PrototypeConfig
-from slea_llm.overrides import OVERRIDE
+from slea_llm.overrides import counts_as_success
 from slea_llm.settings import StreamSettings
 from slea_llm.types import (
     AugmentedExperience,
@@ -191,7 +191,8 @@ class Imitation:
                     "imitation.form sil compares with values; use a credit method with a critic, or another form"
                 )
             returns = sum(self._streams[name].weight * one.returns[name] for name in self._streams)
-            values = sum(self._streams[name].weight * one.stats.values[name][:-1] for name in self._streams)
+            read = _last_read(one)
+            values = sum(self._streams[name].weight * one.stats.values[name][:-1][read] for name in self._streams)
             return sil_weights(np.asarray(returns), np.asarray(values))
         return np.ones(len(one.weights))
 
@@ -314,6 +315,16 @@ class Imitation:
         )
 
 
+def _last_read(one: AugmentedExperience) -> NDArray[np.int64]:
+    """(n,) the last token up to each at which the critic is read: inside a unit it is not, nor is it trained there."""
+    places = np.flatnonzero(one.value_mask)
+    if not len(places):
+        return np.arange(len(one.value_mask))
+    behind = np.searchsorted(places, np.arange(len(one.value_mask)), side="right") - 1
+    read: NDArray[np.int64] = places[behind.clip(min=0)]
+    return read
+
+
 def best(steps: Sequence[_Found], clusters: Sequence[tuple[str, int]], top: float) -> list[int]:
     """Numbers of the best share of the steps with a gain in every cluster, one at least; the earlier wins a tie."""
     groups: dict[tuple[str, int], list[int]] = {}
@@ -354,7 +365,7 @@ def _found(experiences: Sequence[AugmentedExperience], gain: str) -> list[_Found
 def _gains(one: AugmentedExperience, gain: str) -> dict[tuple[int, int], float]:
     """What each leaf step gained; nothing in a dialogue that is not to be imitated."""
     trajectory = one.scored.trajectory
-    if not trajectory.success or OVERRIDE in trajectory.provenance or gain in one.scored.shut:
+    if not counts_as_success(trajectory) or gain in one.scored.shut:
         return {}
     if gain != ADVANTAGE:
         return {key: said.score for key, said in one.scored.scores_of(gain).items() if said.score is not None}

@@ -78,6 +78,8 @@ class ImitationLoss:
         total = -masked_sum(weights * outputs.logprobs, mask)
         if self.config.form == "sil":
             read = (mask & batch.value_mask).unsqueeze(-1)
+            if batch.head_mask is not None:
+                read = read & batch.head_mask
             above = (masked(batch.returns, read) - masked(outputs.values, read)).clamp(min=0.0)
             total = total + self.config.value_weight * 0.5 * above.square().sum()
         metrics = {"nll": -masked_sum(outputs.logprobs.detach(), mask), "weight": weights.sum()}

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slea_llm.batching import collate
+from slea_llm.credit.nested_gae import NestedGae
+from slea_llm.crediting import Crediting
 from slea_llm.demonstrations import TOKENISED, Demonstrations, tokenise
 from slea_llm.encoders import HashingEncoder
 from slea_llm.errors import ConfigError, TemplateError
@@ -185,6 +187,52 @@ def test_forms_and_schedule_set_the_weights() -> None:
     marked, metrics = mark(imitation(config(fade_until=0.5)), pool, progress=0.5)
     assert marked == pool
     assert metrics["imitation/fade"] == metrics["imitation/steps"] == 0
+
+
+@pytest.mark.parametrize("inside", [[0.2] * 3, [5.0, -3.0, 0.9], [-4.0] * 3])
+def test_self_imitation_reads_the_critic_where_it_is_trained(inside: list[float]) -> None:
+    """Inside a turn that is one unit the critic is never taught, so that its word there is noise."""
+    one = dialogue([[("reply", 4)]], name="w", rewards=[1.0])
+    streams = {"outcome": StreamSettings(sources=("outcome",), whiten=False)}
+    stats = stats_of(one, {"outcome": [0.2, *inside]})
+    credit = NestedGae(NestedGae.Config(unit="turn", lam_critic=1.0, whiten_final=False), streams=streams)
+    pool = Crediting(streams, [], credit).credit([one], [stats], progress=0.0, reducer=LocalReducer())
+    assert pool[0].value_mask.tolist() == [True, False, False, False]
+    form = config(form="sil", top=1.0, gain="advantage", fade_until=1.0)
+    told = Imitation(form, None, encoders={"hashing": HashingEncoder()}, streams=streams)
+    ((marked, *_), _) = mark(told, pool)
+    assert marked.imitation.tolist() == pytest.approx([0.8] * 4)
+
+
+@pytest.mark.parametrize("conditional", ["none", "q_head", "after_state"])
+def test_prototypes_stand_beside_values_that_are_read_after_a_step(conditional: Any) -> None:
+    streams = {"outcome": StreamSettings(sources=("outcome",))}
+    dialogues = [
+        dialogue([[("reply", 3)]], rewards=[2.0], name="w"),
+        dialogue([[("reply", 2)]], rewards=[1.9], name="v"),
+        dialogue([[("reply", 3)]], rewards=[-2.0], termination="failure", name="l"),
+    ]
+    credit = NestedGae(NestedGae.Config(unit="turn", conditional=conditional), streams=streams)
+    stats = []
+    for one, said in zip(dialogues, (1.0, 0.9, 0.1), strict=True):
+        n = one.trajectory.sampled_tokens
+        after = {head: [said if head.endswith("_q") else 0.5] * n for head in credit.heads}
+        stats.append(stats_of(one, {head: [0.5] * n for head in credit.heads}, said_after=after))
+    pool = Crediting(streams, [], credit).credit(dialogues, stats, progress=0.0, reducer=LocalReducer())
+    bare = [dataclasses.replace(one, after_mask=None, value_mask=np.zeros_like(one.value_mask)) for one in pool[:1]]
+    bare = [
+        dataclasses.replace(one, returns=dict.fromkeys(credit.heads, np.zeros(3)), after_returns={}) for one in bare
+    ]
+    whole = collate(pool, streams=credit.heads, pad_id=0, dtype=torch.float64)
+    mixed = collate([*pool, *bare], streams=credit.heads, pad_id=0, dtype=torch.float64)
+    assert not mixed.value_mask[3].any()
+    assert torch.equal(mixed.value_mask[:3], whole.value_mask)
+    assert torch.equal(mixed.returns[:3], whole.returns)
+    if conditional != "none":
+        assert mixed.head_mask is not None
+        assert whole.head_mask is not None
+        assert torch.equal(mixed.head_mask[:3], whole.head_mask)
+        assert not mixed.head_mask[3].any()
 
 
 def test_the_effective_number_of_steps_is_logged() -> None:

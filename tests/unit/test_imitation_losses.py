@@ -81,6 +81,12 @@ def test_self_imitation_moves_the_critic_only_where_the_return_is_above_it() -> 
         assert float(value.total.detach()) == pytest.approx(expected, abs=1e-6)
         (gradient,) = torch.autograd.grad(value.total, values)
         assert float(gradient) == pytest.approx(-2.0 if expected else 0.0)
+    masked = dataclasses.replace(
+        imitated([[0.0]], returns=[[[5.0, 5.0]]]), head_mask=torch.tensor([[[True, False]]])
+    )  # the second head is not taught at this place
+    values = tensor([[[3.0, 3.0]]]).requires_grad_()
+    (gradient,) = torch.autograd.grad(term(outputs_of(tensor([[-1.0]]), values=values), masked).total, values)
+    assert gradient.tolist() == [[[-2.0, 0.0]]]
     plain = ImitationLoss(ImitationLoss.Config())(outputs_of(tensor([[-1.0]]), values=tensor([[[3.0]]])), batch)
     assert float(plain.total) == 0.0
 
