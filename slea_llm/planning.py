@@ -75,7 +75,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
         if not getattr(term, "needs", frozenset()):
             term(config)  # it refuses what its settings cannot do together
     _check_credit(recipe, *components["credit"][0])
-    notes = _check_augmenters(recipe, components["augmenters"])
+    notes = _check_augmenters(recipe, components["augmenters"], credit=components["credit"][0][0])
     kl_loss = "reference_kl" in losses and losses["reference_kl"].weight != 0
     classes = [component for component, _ in components["augmenters"]]
     payers = [one.name for one in classes if hasattr(one, "augment")]
@@ -277,13 +277,15 @@ def _check_credit(recipe: Recipe, method: Any, config: Any) -> None:
         )
 
 
-def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> list[str]:
+def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]], *, credit: Any) -> list[str]:
     """What the augmenters have to say of the streams that they feed: each may refuse one, or only warn."""
     notes = []
     for component, config in augmenters:
         for name, stream in recipe.streams.items():
             if component.name in stream.sources and hasattr(component, "fits"):
                 notes += component.fits(config, name, stream)
+            if component.name in stream.sources and getattr(config, "form", "") == "potential":
+                notes += _check_potential(recipe, component.name, credit)
         verdict = component.preflight(config) if hasattr(component, "preflight") else None
         if verdict is not None and not verdict.open:
             notes.append(verdict.line)
@@ -293,6 +295,22 @@ def _check_augmenters(recipe: Recipe, augmenters: Sequence[tuple[Any, Any]]) -> 
                 "nothing; set it above 0, or give the folder of a fitted one"
             )
     return notes
+
+
+def _check_potential(recipe: Recipe, augmenter: str, credit: Any) -> list[str]:
+    """A potential telescopes to nothing only where what follows it is discounted as it is, and read by a critic."""
+    if not getattr(credit, "reads_critic", True):
+        raise UnsupportedError(
+            f"augmenter {augmenter} pays a potential, which beside credit {recipe.credit.name} does nothing at best: "
+            "returns of whole dialogues are not discounted, and what is compared starts alike; take another form of "
+            "it, or credit {name: nested_gae} with a critic"
+        )
+    if recipe.model.critic == "none":
+        return [
+            f"augmenter {augmenter} pays a potential without a critic: a dialogue that is cut keeps its last one, as "
+            "if a critic read on; set model.critic, or take another form of it"
+        ]
+    return []
 
 
 def _check_sampler(recipe: Recipe) -> None:

@@ -16,8 +16,8 @@ def check_potential(augmenter: str, gamma: float, name: str, stream: StreamSetti
             f"augmenter {augmenter} discounts its potential by gamma {gamma}, stream {name} by "
             f"gamma_turn {stream.gamma_turn}; give both the same number"
         )
-    for key in ("gamma_step", "gamma_token"):
-        if getattr(stream, key) != 1.0:
+    for key in ("gamma_step", "gamma_substep", "gamma_token"):
+        if getattr(stream, key) not in (None, 1.0):
             raise UnsupportedError(
                 f"augmenter {augmenter} has a potential that is not discounted inside a turn, stream {name} has "
                 f"{key} {getattr(stream, key)}; set it to 1"

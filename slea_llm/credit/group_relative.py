@@ -52,8 +52,10 @@ class GroupRelative:
 
     Episode part: the return of a dialogue minus the mean of its group, which is all dialogues of its task. Step part:
     the discounted return from a step on minus the mean of its state group, which is the steps taken in the same state
-    by dialogues of that task. Groups of one, and groups that earned alike, give 0. A stream with gamma_turn 0 judges
-    single steps: it has no episode part and its step part counts in full. Groups must not be parted over ranks.
+    by dialogues of that task. A unit without a score adds nothing to the returns that it is a part of, so that where
+    scores are negative an evaluator that often fails pays for it. Groups of one, and groups that earned alike, give 0.
+    A stream with gamma_turn 0 judges single steps: it has no episode part and its step part counts in full. Groups must
+    not be parted over ranks.
     """
 
     name: ClassVar[str] = "group_relative"

@@ -30,6 +30,7 @@ def test_several_parts_at_once_are_taken_without_a_note() -> None:
         ("streams.outcome.gamma_turn=0.9", r"gamma 0\.99, stream outcome by gamma_turn 0\.9"),
         ("streams.outcome.gamma_step=0.95", r"gamma_step 0\.95; set it to 1"),
         ("streams.outcome.gamma_token=0.95", r"gamma_token 0\.95; set it to 1"),
+        ("streams.outcome.gamma_substep=0.5", r"gamma_substep 0\.5; set it to 1"),
     ],
 )
 def test_what_would_count_twice_or_break_a_potential_is_refused(override: str, text: str) -> None:
@@ -72,6 +73,26 @@ def test_the_bonus_for_every_step_is_odd() -> None:
     path = find("recipes", "smoke/augment_success_backprop.yaml")
     notes = planning.check(load_recipe(path, ["augmenters.success_backprop.form=each"]))
     assert any("a longer success earns more" in note for note in notes)
+
+
+POTENTIAL = (
+    "evaluators=[]",
+    "augmenters=[{name: slot_progress, form: potential, gamma: 0.99}]",
+    "streams={outcome: {sources: [outcome, slot_progress], gamma_turn: 0.99}}",
+    "model.critic=none",
+    "trainer.critic_warmup_iterations=0",
+    "losses=[{name: ppo}]",
+)
+
+
+def test_a_potential_wants_a_critic() -> None:
+    recipe = find("recipes", "order_taking_tiny.yaml")
+    (note,) = planning.check(load_recipe(recipe, POTENTIAL))
+    assert note.startswith("augmenter slot_progress pays a potential without a critic")
+    groups = ["credit={name: group_relative}", "rollout.group_size=8"]
+    with pytest.raises(UnsupportedError, match="beside credit group_relative does nothing at best"):
+        planning.check(load_recipe(recipe, [*POTENTIAL, *groups]))
+    assert planning.check(load_recipe(recipe, [*POTENTIAL, *groups, "augmenters.slot_progress.form=bonus"])) == []
 
 
 def test_weights_act_in_the_sampler_or_in_the_loss() -> None:
