@@ -145,6 +145,8 @@ class Crediting:
         self._assigner = assigner
         self.heads: tuple[str, ...] = getattr(assigner, "heads", tuple(streams))
         """The value heads of the critic: those that the credit method asks for, one a stream if it asks for none."""
+        self.conditional: str = getattr(getattr(assigner, "config", None), "conditional", "none")
+        """What the credit method reads of a critic after a step, as `nested_gae` names it."""
 
     def credit(
         self,

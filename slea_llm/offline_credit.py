@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +22,12 @@ from slea_llm.types import AugmentedExperience, ScoredTrajectory, Step, TokenSpa
 
 
 def refuse_live_parts(crediting: Crediting) -> None:
-    """Raise UnsupportedError when a stream needs what only training has."""
+    """Raise UnsupportedError when a stream or the credit method needs what only training has."""
+    if crediting.conditional != "none":
+        raise UnsupportedError(
+            f"credit.conditional {crediting.conditional} reads a trained critic after every step, and a log has none; "
+            "set it to none, or look at it in training"
+        )
     for name, stream in crediting.streams.items():
         if REFERENCE_KL in stream.sources:
             raise UnsupportedError(
@@ -127,11 +132,16 @@ def _group(trajectory: Trajectory) -> str:
 
 
 def _stats(scored: ScoredTrajectory, crediting: Crediting, baseline: float) -> TokenStats:
+    """What a critic that knows the baseline alone would say before each step, discounted by the turns still to come.
+
+    After the last one it says 0, also of a dialogue that was cut: the log knows its outcome.
+    """
     count = len(scored.trajectory.traces[0])
-    values: Mapping[str, np.ndarray] = {
-        name: np.full(count + 1, stream.reward_scale * baseline if OUTCOME in stream.sources else 0.0)
-        for name, stream in crediting.streams.items()
-    }
+    turns = np.array([leaf.turn for leaf in scored.leaves()])
+    values: dict[str, np.ndarray] = {}
+    for name, stream in crediting.streams.items():
+        worth = stream.reward_scale * baseline if OUTCOME in stream.sources else 0.0
+        values[name] = np.append(worth * stream.gamma_turn ** (turns.max(initial=0) - turns), 0.0)
     return TokenStats(
         proximal=np.zeros(count), reference=np.zeros(count), values=values, policy_version=0, critic_version=0
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from slea_llm.credit.nested_gae import NestedGae
 from slea_llm.crediting import Crediting
 from slea_llm.errors import UnsupportedError
-from slea_llm.offline_credit import one_token_a_step, step_credit
+from slea_llm.offline_credit import one_token_a_step, refuse_live_parts, step_credit
 from slea_llm.settings import StreamSettings
 from slea_llm.types import Trajectory
 from tests.support.logged import booking, logged, scored
@@ -52,6 +53,36 @@ def test_a_group_that_ended_alike_gets_zero(*, success: bool) -> None:
     for whiten in (False, True):
         found = step_credit(crediting(whiten=whiten), data)
         assert all(number == 0.0 for one in found for number in one.advantages)
+
+
+@pytest.mark.parametrize("termination", ["failure", "max_turns", "budget"])
+def test_a_dialogue_that_was_cut_counts_by_the_outcome_that_the_log_knows(termination: Any) -> None:
+    data = scored(*(booking(f"d{number}", success=number < 2, task="t") for number in range(4)))
+    data = [
+        one
+        if one.trajectory.success
+        else dataclasses.replace(one, trajectory=dataclasses.replace(one.trajectory, termination=termination))
+        for one in data
+    ]
+    found = step_credit(crediting(), data)
+    for one in found[2:]:
+        assert one.advantages == pytest.approx([-0.5] * len(one.steps))
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.99, 1.0])
+def test_equal_ends_give_zero_under_every_discount(gamma: float) -> None:
+    streams = {"outcome": StreamSettings(sources=("outcome",), gamma_turn=gamma, whiten=False)}
+    made = Crediting(streams, [], NestedGae(NestedGae.Config(whiten_final=False), streams=streams))
+    data = scored(*(booking(f"d{number}", success=True, task="t", errors=number) for number in range(4)))
+    assert all(number == pytest.approx(0.0, abs=1e-9) for one in step_credit(made, data) for number in one.advantages)
+
+
+@pytest.mark.parametrize("conditional", ["q_head", "after_state"])
+def test_a_credit_that_reads_a_trained_critic_is_refused_before_anything_is_scored(conditional: Any) -> None:
+    streams = {"outcome": StreamSettings(sources=("outcome",))}
+    made = Crediting(streams, [], NestedGae(NestedGae.Config(unit="turn", conditional=conditional), streams=streams))
+    with pytest.raises(UnsupportedError, match=f"credit.conditional {conditional} reads a trained critic"):
+        refuse_live_parts(made)
 
 
 def test_scores_reach_the_steps_that_earned_them() -> None:
