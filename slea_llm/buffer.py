@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from slea_llm.demonstrations import is_tokenised
 from slea_llm.errors import CheckpointError, ConfigError, CreditError
 from slea_llm.interfaces import Reducer
-from slea_llm.overrides import Override, Overrides, counts_as_success, overridden
+from slea_llm.overrides import Override, Overrides, overridden
 from slea_llm.segments import Location, Segments, Stored
 from slea_llm.settings import ReplaySettings
 from slea_llm.storage import Place
@@ -374,7 +374,7 @@ def error_priority(experience: AugmentedExperience, progress: float) -> float:
 def success_priority(experience: AugmentedExperience, progress: float) -> float:
     """A success comes twice as often as any other dialogue, before the power."""
     del progress
-    return 2.0 if counts_as_success(experience.scored.trajectory) else 1.0
+    return 2.0 if experience.scored.trajectory.counts_as_success else 1.0
 
 
 def uniform_priority(experience: AugmentedExperience, progress: float) -> float:

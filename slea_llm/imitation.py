@@ -20,7 +20,6 @@ from slea_llm.errors import CreditError
 from slea_llm.interfaces import Reducer
 from slea_llm.losses.imitation import ImitationConfig
 from slea_llm.losses.imitation_prototypes import PrototypeConfig
-from slea_llm.overrides import counts_as_success
 from slea_llm.settings import StreamSettings
 from slea_llm.types import (
     AugmentedExperience,
@@ -365,7 +364,7 @@ def _found(experiences: Sequence[AugmentedExperience], gain: str) -> list[_Found
 def _gains(one: AugmentedExperience, gain: str) -> dict[tuple[int, int], float]:
     """What each leaf step gained; nothing in a dialogue that is not to be imitated."""
     trajectory = one.scored.trajectory
-    if not counts_as_success(trajectory) or gain in one.scored.shut:
+    if not trajectory.counts_as_success or gain in one.scored.shut:
         return {}
     if gain != ADVANTAGE:
         return {key: said.score for key, said in one.scored.scores_of(gain).items() if said.score is not None}

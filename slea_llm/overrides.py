@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slea_llm.errors import ConfigError, nearest
-from slea_llm.types import ScoredTrajectory, Trajectory
-
-OVERRIDE = "override"
-"""Key in the provenance of a dialogue whose reward a reviewer changed."""
+from slea_llm.types import OVERRIDE, ScoredTrajectory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +22,6 @@ class Override:
     reviewer: str
     reason: str
     turn: int | None = None
-
-
-def counts_as_success(trajectory: Trajectory) -> bool:
-    """Whether it succeeded and no reviewer has put another reward in the place of what that paid."""
-    return trajectory.success and OVERRIDE not in trajectory.provenance
 
 
 def parse_override(value: Any) -> Override:

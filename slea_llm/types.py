@@ -24,6 +24,8 @@ FinishReason = Literal["stop", "length", "abort"]
 ROLES: tuple[str, ...] = get_args(Role)
 STEP_KINDS: tuple[str, ...] = get_args(StepKind)
 TERMINATIONS: tuple[str, ...] = get_args(Termination)
+OVERRIDE = "override"
+"""Key in the provenance of a dialogue whose reward a reviewer changed."""
 TRUNCATIONS: frozenset[str] = frozenset({"max_turns", "budget"})
 
 
@@ -184,6 +186,11 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return self.termination == "success"
+
+    @property
+    def counts_as_success(self) -> bool:
+        """True when it succeeded and no reviewer has put another reward in the place of what that paid."""
+        return self.success and OVERRIDE not in self.provenance
 
     @property
     def truncated(self) -> bool:

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from slea_llm.augmenters.turns import steps_by_turn
 from slea_llm.checks import check_choices, check_least
 from slea_llm.errors import CreditError
-from slea_llm.overrides import counts_as_success
 from slea_llm.settings import StreamSettings
 from slea_llm.types import ScoredStep, ScoredTrajectory
 
@@ -77,7 +76,7 @@ class SuccessBackprop:
 
     def _counting(self, scored: ScoredTrajectory) -> list[list[tuple[int, int]]]:
         """The steps that count, by turn; a chance that an evaluator with a shut gate says picks none of them."""
-        if not counts_as_success(scored.trajectory):
+        if not scored.trajectory.counts_as_success:
             return []
         turns = list(steps_by_turn(scored).values())
         if not self.config.chance or self.config.chance in scored.shut:

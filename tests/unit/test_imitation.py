@@ -32,10 +32,9 @@ from slea_llm.imitation import (
 from slea_llm.interfaces import LocalReducer
 from slea_llm.losses.imitation import ImitationConfig
 from slea_llm.losses.imitation_prototypes import PrototypeConfig
-from slea_llm.overrides import OVERRIDE
 from slea_llm.settings import StreamSettings
 from slea_llm.storage import write_scored, write_trajectories
-from slea_llm.types import AugmentedExperience, Message, ScoredTrajectory, TokenSpan
+from slea_llm.types import OVERRIDE, AugmentedExperience, Message, ScoredTrajectory, TokenSpan
 from tests.support.experience import dialogue, on_ranks, stats_of
 
 STREAMS = {"outcome": StreamSettings(sources=("outcome",)), "judge": StreamSettings(sources=("judge",), weight=0.5)}

@@ -11,8 +11,8 @@ import pytest
 
 from slea_llm.errors import ConfigError
 from slea_llm.interfaces import LocalReducer
-from slea_llm.overrides import OVERRIDE, Override, Overrides, overridden, parse_override
-from slea_llm.types import ScoredTrajectory
+from slea_llm.overrides import Override, Overrides, overridden, parse_override
+from slea_llm.types import OVERRIDE, ScoredTrajectory
 from tests.support import replay
 from tests.support.experience import dialogue, on_ranks
 
