@@ -12,9 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from slea_llm.errors import StorageError
 
 MANIFEST = "manifest.json"
+
+
+@contextmanager
+def held(lock: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file while the block runs; a process that dies lets go of it.
+
+    Raises StorageError with the text `busy` when another process holds it, and when it cannot be written.
+    """
+    file = FileLock(lock)
+    try:
+        file.acquire(blocking=False)
+    except Timeout as error:
+        raise StorageError(busy) from error
+    except OSError as error:
+        raise StorageError(f"{lock} could not be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.release()
 
 
 @contextmanager

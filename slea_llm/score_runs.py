@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slea_llm.errors import ConfigError, StorageError
+from slea_llm.folders import held
 from slea_llm.logs.sources import name_of
 from slea_llm.storage import LogFormat, atomic_write, mend_json, read_scored
 from slea_llm.types import ScoredTrajectory
@@ -75,6 +78,11 @@ class ScoreRun:
     @property
     def credit(self) -> Path:
         return self.folder / f"{self.name}.credit.jsonl"
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the run while it is written. Raises StorageError on entering when another process does."""
+        busy = f"{self.folder}/{self.name} is being written by another process; wait until it has ended"
+        return held(self.folder / f".{self.name}.lock", busy)
 
     def read(self) -> Iterator[ScoredTrajectory]:
         """The scored trajectories. Raises StorageError when the file is damaged."""
@@ -166,8 +174,8 @@ def discard(run: ScoreRun) -> None:
     """Take back a run that has scored nothing, and its folder where it was the only one."""
     for path in (run.scores, run.folder / f"{run.name}.json"):
         path.unlink(missing_ok=True)
-    if not any(run.folder.iterdir()):
-        run.folder.rmdir()
+    if all(path.name == f".{run.name}.lock" for path in run.folder.iterdir()):
+        shutil.rmtree(run.folder)
 
 
 def unfinished(folder: Path) -> ScoreRun | None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from slea_llm.config import Recipe, load_recipe
-from slea_llm.errors import ConfigError
+from slea_llm.errors import ConfigError, StorageError
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +26,24 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
     return load_recipe(arguments.recipe, arguments.overrides)
 
 
-def prepare_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
+def prepare_folder(folder: Path, *, fresh: bool) -> None:
     """Make an output folder that is new, as `clear_folder` has it."""
-    clear_folder(folder, fresh=fresh, resume=resume)
-    folder.mkdir(parents=True, exist_ok=True)
+    clear_folder(folder, fresh=fresh)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made: {error.strerror or error}; name another folder") from error
 
 
-def clear_folder(folder: Path, *, fresh: bool, resume: bool = False) -> None:
+def clear_folder(folder: Path, *, fresh: bool) -> None:
     """Make sure that nothing is in the way; an existing folder is moved aside with `fresh`, never overwritten.
 
-    The logs of commands that only play make no run. Raises ConfigError when the folder holds something else and neither
-    `fresh` nor `resume` was given.
+    The logs of commands that only play make no run. Raises ConfigError when it is a file, and when it holds something
+    else and `fresh` was not given.
     """
-    if folder.exists() and any(path.name != LOGS for path in folder.iterdir()) and not resume:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, and a folder is wanted; name another")
+    if folder.exists() and any(path.name != LOGS for path in folder.iterdir()):
         if not fresh:
             raise ConfigError(f"{folder} already holds {_held(folder)}")
         number = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli.output import say
-from slea_llm.errors import ConfigError, UnsupportedError, nearest
+from slea_llm.errors import ConfigError, SleaError, StorageError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from slea_llm.annotations import Annotations
@@ -82,23 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     crediting = _crediting(recipe, asked=arguments.credit)
     reader = log_reader(arguments.log, format=arguments.format, strict=arguments.strict)
     card = _card(arguments, recipe, scorer, annotations)
-    if arguments.resume:
-        one = _resumed(folder, card)
-    else:
-        if (broken := score_runs.unfinished(folder)) is not None:
-            say(f"note: {folder}/{broken.name} was interrupted; this is a new run, --resume goes on with the old one")
-        one = score_runs.start(folder, card)
-    environments = _score(one, scorer, annotations, reader)
-    for line in reader.lines():
-        say(line)
-    if not reader.trajectories:
-        if not arguments.resume:
-            score_runs.discard(one)
-        raise ConfigError(
-            "no dialogue could be read, so nothing was scored; `slea list log_format` has the formats that are known, "
-            "docs/logs.md says what each looks like, --format NAME forces one"
-        )
-    one = _finish(one, crediting, scorer, annotations, unasked=arguments.credit is None)
+    one = _resumed(folder, card) if arguments.resume else _begun(folder, card)
+    with one.held():
+        environments = _score(one, scorer, annotations, reader, resumed=arguments.resume)
+        one = _finish(one, crediting, scorer, annotations, unasked=arguments.credit is None)
     if arguments.compare:
         for line in _compared(one, one, *arguments.compare):
             say(line)
@@ -114,12 +101,15 @@ def default_output(log: Path) -> Path:
 
     Raises ConfigError for the root of a disk.
     """
+    from slea_llm.logs.sources import PACKED, SUFFIXES
     from slea_llm.score_runs import runs
 
     if runs(log):
         return log
     place = log if log.name not in ("", "..") else log.resolve()
-    name = place.name if place.is_dir() else place.name.split(".")[0] or place.name
+    name = place.name
+    while not place.is_dir() and (suffix := Path(name).suffix) and suffix.lower() in {".scores", *PACKED, *SUFFIXES}:
+        name = name.removesuffix(suffix)
     if not name:
         raise ConfigError(f"{log} has no name for its results to take; give --output FOLDER")
     return place.with_name(f"{name}.scores")
@@ -175,7 +165,7 @@ def _recipe(arguments: argparse.Namespace) -> ScoringRecipe:
     if arguments.set and not arguments.recipe:
         recipe = _changed(recipe, arguments.set)
     if not recipe.evaluators:
-        raise ConfigError(f"{arguments.recipe} names no evaluator; add one, or give --evaluator rules")
+        raise ConfigError(f"{arguments.recipe or '--set'} leaves no evaluator; name one, or give --evaluator rules")
     return recipe if recipe.streams else recipe.model_copy(update={"streams": _streams(recipe)})
 
 
@@ -258,6 +248,23 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _begun(folder: Path, card: RunCard) -> ScoreRun:
+    """A new run; an earlier one that was not finished is named."""
+    from slea_llm import score_runs
+
+    if (broken := score_runs.unfinished(folder)) is not None:
+        try:
+            with broken.held():
+                say(f"note: {folder}/{broken.name} was interrupted; this is a new run, --resume goes on with it")
+        except StorageError as error:
+            say(f"note: {error}; this is a new run beside it")
+    read = {source["name"] for source in card.sources}
+    others = {source["name"] for run in score_runs.runs(folder) for source in run.card.sources} - read
+    if others and not any(run.card.sources == card.sources for run in score_runs.runs(folder)):
+        say(f"note: earlier runs of {folder} read other logs, such as {min(others)}; --output gives this one a folder")
+    return score_runs.start(folder, card)
+
+
 def _resumed(folder: Path, card: RunCard) -> ScoreRun:
     """The interrupted run, if it did the same work. Raises ConfigError when there is none, or it was another's."""
     from slea_llm import score_runs
@@ -274,8 +281,32 @@ def _resumed(folder: Path, card: RunCard) -> ScoreRun:
     return one if one.card.parser else one.save(card)
 
 
-def _score(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> set[str]:
-    """Score what the run's log does not hold yet, and append it as it comes; the environments of all dialogues."""
+def _score(
+    one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader, *, resumed: bool
+) -> set[str]:
+    """Score what the run's log does not hold yet, and append it as it comes; the environments of all dialogues.
+
+    A new run that could read nothing is taken back. Raises ConfigError then, and what the reader raises.
+    """
+    from slea_llm import score_runs
+
+    try:
+        environments = _append(one, scorer, annotations, reader)
+        for line in reader.lines():
+            say(line)
+        if not reader.trajectories:
+            raise ConfigError(
+                "no dialogue could be read, so nothing was scored; `slea list log_format` has the formats that are "
+                "known, docs/logs.md says what each looks like, --format NAME forces one"
+            )
+    except SleaError:
+        if not (resumed or reader.trajectories):
+            score_runs.discard(one)
+        raise
+    return environments
+
+
+def _append(one: ScoreRun, scorer: Scorer, annotations: Annotations | None, reader: LogReader) -> set[str]:
     from slea_llm.interfaces import Remembering
     from slea_llm.storage import ScoredLog
 

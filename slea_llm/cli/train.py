@@ -6,14 +6,15 @@ import argparse
 import ctypes
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slea_llm.cli.arguments import LOGS, add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
 from slea_llm.config import COMPONENT_SECTIONS, Recipe, differences, read_document
-from slea_llm.errors import CheckpointError
+from slea_llm.errors import CheckpointError, StorageError
+from slea_llm.folders import held
 from slea_llm.storage import atomic_write
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from slea_llm.types import AugmentedExperience, ScoredTrajectory, Task, Trajectory
 
 
+RECIPE = "recipe.yaml"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
@@ -53,20 +55,38 @@ def run(arguments: argparse.Namespace) -> int:
     notes = planning.check(recipe)
     keep_freed_memory()
     output = Path(recipe.run.output_dir)
+    if arguments.resume:
+        notes += _changes(output / RECIPE, recipe)
     accelerator = make_accelerator(recipe.trainer, output_dir=output)
-    if accelerator.is_main_process:
-        prepare_folder(output, fresh=arguments.fresh, resume=arguments.resume)
-        if arguments.resume:
-            notes += _changes(output / "recipe.yaml", recipe)
-        with atomic_write(output / "recipe.yaml") as file:
-            file.write(recipe.to_yaml())
-        for note in notes:
-            say(f"note: {note}")
-    accelerator.wait_for_everyone()
-    with quiet_third_parties(output / LOGS / f"rank{accelerator.process_index}.log"):
+    with ExitStack() as stack:
+        if accelerator.is_main_process:
+            stack.enter_context(_held(output))
+            if not arguments.resume:
+                prepare_folder(output, fresh=arguments.fresh)
+                write_recipe(output, recipe)
+            for note in notes:
+                say(f"note: {note}")
+        accelerator.wait_for_everyone()
+        stack.enter_context(quiet_third_parties(output / LOGS / f"rank{accelerator.process_index}.log"))
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
+
+
+def write_recipe(output: Path, recipe: Recipe) -> None:
+    """The resolved recipe of a run, which `slea export` and `slea report` read."""
+    with atomic_write(output / RECIPE) as file:
+        file.write(recipe.to_yaml())
+
+
+def _held(output: Path) -> AbstractContextManager[None]:
+    """Hold the output folder while it is trained in. The lock lies beside it: `--fresh` moves the folder aside."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{output} cannot be made: {error.strerror or error}; name another folder") from error
+    busy = f"another process trains in {output}; wait until it has ended, or name another folder by run.output_dir=..."
+    return held(output.with_name(f".{output.name}.lock"), busy)
 
 
 def keep_freed_memory() -> None:
@@ -84,10 +104,10 @@ def _changes(written: Path, recipe: Recipe) -> list[str]:
     """What a run that is gone on with says differently than before, where nobody else would notice.
 
     Rollout, trainer and replay are compared with the checkpoint, and a weight of another shape fits no model. Raises
-    CheckpointError when policy or critic would be others.
+    CheckpointError when policy or critic would be others, and when there is no run.
     """
     if not written.is_file():
-        return []
+        raise CheckpointError(f"{written.parent} holds no run to go on with; leave --resume out")
     before, now = read_document(written), recipe.model_dump(mode="json")
     free = dict.fromkeys(("gradient_checkpointing", "declared_base", "trust_remote_code"))  # not in the weights
     if odd := differences({**now["model"], **before["model"], **free}, {**now["model"], **free}, "model"):
@@ -132,6 +152,8 @@ class TrainingRun:
             trainer = self._trainer(session, model, log, stack)
             if resume:
                 self._resume(trainer)
+                if self._accelerator.is_main_process:  # not before: what cannot be gone on with changes nothing
+                    write_recipe(self._output, recipe)
             trainer.run(until=until)
             if trainer.iteration == recipe.trainer.iterations:
                 self._evaluate(session, "after", trainer.policy_version)

@@ -11,6 +11,7 @@ import pytest
 
 from slea_llm import score_runs
 from slea_llm.cli import main
+from slea_llm.cli.score import default_output
 from slea_llm.errors import StorageError
 from slea_llm.score_runs import CREDIT
 from slea_llm.storage import ScoredLog, read_scored, write_trajectories
@@ -249,6 +250,64 @@ def test_a_run_that_scored_nothing_says_so_and_ends_with_1(log: Path, capsys: py
         main(["convert", str(log.with_name("mine.scores")), "--run", "3", "--to", "slea", "--output", f"{log}.2"]) == 2
     )
     assert "holds the runs run-0001, run-0002, not '3'" in capsys.readouterr().err
+
+
+def test_a_run_that_is_being_written_is_not_gone_on_with(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(log)]) == 0
+    results = log.with_name("mine.scores")
+    (run,) = score_runs.runs(results)
+    run.save(dataclasses.replace(run.card, finished=None))
+    before = run.scores.read_bytes()
+    with run.held():
+        assert main(["score", str(log), "--resume"]) == 2
+        assert "run-0001 is being written by another process" in capsys.readouterr().err
+        assert main(["score", str(log)]) == 0
+        assert (
+            "run-0001 is being written by another process; wait until it has ended; this is" in capsys.readouterr().out
+        )
+    assert run.scores.read_bytes() == before
+    assert sorted(path.name for path in results.iterdir() if path.name.endswith(".lock")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("gpt-4.1-mini.jsonl", "gpt-4.1-mini.scores"),
+        ("run.2026-01-01.jsonl.gz", "run.2026-01-01.scores"),
+        ("a.scores.jsonl", "a.scores"),
+        ("plain", "plain.scores"),
+    ],
+)
+def test_results_keep_the_name_of_the_log(name: str, folder: str, tmp_path: Path) -> None:
+    assert default_output(tmp_path / name) == tmp_path / folder
+
+
+def test_results_of_another_log_in_the_same_folder_are_told(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.jsonl"
+    write_trajectories(other, [booking("x", success=True)])
+    assert main(["score", str(log), "--output", str(tmp_path / "out")]) == 0
+    assert "earlier runs" not in capsys.readouterr().out
+    assert main(["score", str(other), "--output", str(tmp_path / "out")]) == 0
+    assert f"note: earlier runs of {tmp_path / 'out'} read other logs, such as mine.jsonl" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_log_leaves_no_run(tmp_path: Path) -> None:
+    (tmp_path / "empty folder").mkdir()
+    assert main(["score", str(tmp_path / "empty folder")]) == 2
+    assert not (tmp_path / "empty folder.scores").exists()
+
+
+def test_two_words_on_one_step_are_told(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"trajectory": "d0.1", "turn": 0, "step": 0, "override": value, "by": who, "why": "so"}
+        for who, value in (("ada", -1), ("ben", 1))
+    ]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    assert main(["score", str(log), "--labels", str(labels)]) == 0
+    assert "warning: 1 of them say another thing of a step than an earlier line" in capsys.readouterr().out
 
 
 def test_two_evaluators_are_compared_on_one_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

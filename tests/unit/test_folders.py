@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from slea_llm.errors import StorageError
-from slea_llm.folders import MANIFEST, changed_files, read_manifest, sha256_of, whole_folder, write_manifest
+from slea_llm.folders import MANIFEST, changed_files, held, read_manifest, sha256_of, whole_folder, write_manifest
 
 
 def break_off(target: Path, interruption: BaseException, *, overwrite: bool = False) -> None:
@@ -96,4 +98,36 @@ def test_a_broken_manifest_is_said(tmp_path: Path, text: str) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"could not write .*file/below"), whole_folder(tmp_path / "file" / "below"):
+        pass
+
+
+def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path) -> None:
+    lock = tmp_path / ".run.lock"
+    with held(lock, "busy: wait"):
+        with pytest.raises(StorageError, match="busy: wait"), held(lock, "busy: wait"):
+            pass
+        assert lock.exists()
+    with held(lock, "busy: wait"):
+        pass
+    assert listing(tmp_path) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="could not be written: "), held(tmp_path / "file" / "lock", "busy"):
+        pass
+
+
+def test_a_process_that_is_killed_lets_go_of_its_lock(tmp_path: Path) -> None:
+    lock = tmp_path / ".run.lock"
+    code = (
+        "import sys, time; from pathlib import Path; from slea_llm.folders import held\n"
+        "with held(Path(sys.argv[1]), 'busy'): print('in', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    with pytest.raises(StorageError, match="busy"), held(lock, "busy"):
+        pass
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with held(lock, "busy"):
         pass
