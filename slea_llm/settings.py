@@ -20,7 +20,10 @@ class RunSettings:
     output_dir: str = "runs/default"
     """Folder of this run: resolved recipe, logs, rollouts, checkpoints, adapter."""
     seed: int = 0
-    """Seeds tasks, sampling noise, initial weights and the order of minibatches."""
+    """Seeds tasks, sampling noise, initial weights and the order of minibatches; 0 to 2^63 - 1."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class RolloutSettings:
         _require(
             self.scoring_batch > 0 or not self.scoring_ahead, "scoring_ahead", self.scoring_ahead, "0 without batches"
         )
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        _require(0 < self.temperature < math.inf, "temperature", self.temperature, "above 0, finite")
         _require(self.deadline_s > 0, "deadline_s", self.deadline_s, "above 0")
         _require(0 <= self.max_error_rate <= 1, "max_error_rate", self.max_error_rate, "0 to 1")
 
@@ -136,7 +139,7 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         _require(bool(self.sources), "sources", self.sources, "at least one part, such as outcome")
-        _require(self.reward_scale > 0, "reward_scale", self.reward_scale, "above 0")
+        _require(0 < self.reward_scale < math.inf, "reward_scale", self.reward_scale, "above 0, finite")
         for name in ("fade_until", "gamma_step", "lam_step", "gamma_turn", "lam_turn", "gamma_token", "lam_token"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
         for name in ("gamma_substep", "lam_substep"):
@@ -251,7 +254,7 @@ class TrainerSettings:
             "target_kl",
             "save_every",
         ):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +270,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "panel_seed", "temperature", "every"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +310,7 @@ class WarmStartSettings:
         _require(0 <= self.error_rate <= 1, "error_rate", self.error_rate, "0 to 1")
         for name in ("epochs", "batch"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "above 0")
+        _require(0 < self.learning_rate < math.inf, "learning_rate", self.learning_rate, "above 0, finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

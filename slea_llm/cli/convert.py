@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--weight-by and --plain are for openai_chat and hub_dataset; slea keeps the scores themselves"
         )
+    if not math.isfinite(arguments.at_least):
+        raise ConfigError(f"--at-least {arguments.at_least} is no finite score")
+    if arguments.at_least and not arguments.weight_by:
+        raise ConfigError("--at-least says from which score a reply weighs 1; --weight-by names whose score")
+    if arguments.plain and arguments.to != "openai_chat":
+        raise ConfigError(f"--plain is for openai_chat; {arguments.to} has its own columns")
     weighting = Weighting(evaluator=arguments.weight_by, threshold=arguments.at_least) if arguments.weight_by else None
     reader, items = read_scored_or_not(
         arguments.log, run=arguments.run, format=arguments.format, strict=arguments.strict

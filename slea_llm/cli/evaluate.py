@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments)
     if arguments.user_seeds < 1:
         raise ConfigError(f"--user-seeds {arguments.user_seeds} is below 1")
+    if arguments.log is not None and arguments.log.exists():
+        raise ConfigError(f"--log {arguments.log} exists already; give another name")
     from slea_llm.cli.play import played_panels
     from slea_llm.evaluation import noise_floor, report
     from slea_llm.referee import blame_line
@@ -40,12 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
             write_trajectories(arguments.log, error.trajectories)
         raise
     everything = [one for panel in panels for one in panel]
-    if arguments.log is not None:
-        write_trajectories(arguments.log, everything)
     for draw, panel in enumerate(panels):
         line = report(panel, expected=recipe.evaluation.tasks).line()
         say(line if len(panels) == 1 else f"users {draw}: {line}")
     say(blame_line(everything))
     if len(panels) > 1:
         say(noise_floor(panels).line())
+    if arguments.log is not None:
+        write_trajectories(arguments.log, everything)
     return 0

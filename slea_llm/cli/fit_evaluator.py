@@ -86,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     from slea_llm.folders import refuse_existing
     from slea_llm.scoring import Scorer
 
+    if arguments.seed < 0:
+        raise ConfigError(f"--seed {arguments.seed} is below 0")
     options = chosen(arguments)
     refuse_existing(arguments.output, overwrite=False)
     recipe = load_scoring_recipe(arguments.recipe) if arguments.recipe else None
