@@ -35,6 +35,8 @@ AUXILIARY = 0.5
 PRIOR = 2.0
 """Dialogues at the rate of its kind that every text starts with, in the baseline of popularity."""
 MIN_AUC, MAX_ECE = 0.70, 0.10
+MIN_OF_EACH = 10
+"""Successes, and failures, that must have been seen: on fewer an AUC is luck."""
 """What is asked of held-out predictions before scores may move training."""
 
 Predict = Callable[[int], Floats]
@@ -258,12 +260,15 @@ def _shown(value: float | None) -> str:
 
 
 def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
-    """The gate: AUC and calibration on held-out groups, and better than every rule that ignores the state."""
+    """The gate: AUC and calibration on held-out groups, better than every rule that ignores the state, and not on a
+    handful of dialogues."""
     if not card:
         return Verdict(open=False, line=f"{kind}: gate shut, weight 0: nothing was fitted yet")
     auc, ece = card["held_out"]["auc"], card["held_out"]["ece"]
     rules = {name: value for name, value in card["baselines"].items() if value is not None}
     best = max(rules, key=lambda name: rules[name])
+    data = card["data"]
+    fewest = min(data["successes"], data["dialogues"] - data["successes"])
     facts = (
         f"held-out AUC {auc:.3f} (needs {MIN_AUC:.2f}), ECE {ece:.3f} (at most {MAX_ECE:.2f}), "
         f"best rule without state {best} {rules[best]:.3f}"
@@ -271,6 +276,7 @@ def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
     reasons = [
         reason
         for holds, reason in (
+            (fewest < MIN_OF_EACH, f"{fewest} dialogues of one outcome, {MIN_OF_EACH} are needed"),
             (auc < MIN_AUC, "AUC too low"),
             (ece > MAX_ECE, "badly calibrated"),
             (auc <= rules[best], f"no better than {best}"),

@@ -22,7 +22,7 @@ from slea_llm.errors import ConfigError, SleaError
 from slea_llm.evaluators.reward_model_card import CARD, CAUSAL, WEIGHTS, Card, judge
 from slea_llm.fitting.evaluator import HEAD_PLACE, measured, predict_apart
 from slea_llm.fitting.labels import StepLabel, examples
-from slea_llm.fitting.training import HEADS, Example, Floats, contexts_together, folds, multitask_loss
+from slea_llm.fitting.training import HEADS, Example, Floats, contexts_together, multitask_loss, set_aside
 from slea_llm.models.step_reader import Opened, Row, StepReader, batches, probe, row_of
 from slea_llm.settings import ModelSettings
 from slea_llm.types import Step, Trajectory, Verdict, leaf_steps
@@ -230,7 +230,7 @@ def _fit(
     _start_heads(reader, rows, states, settings.ridge)
     if not settings.epochs:
         return
-    inner = folds([one.group for one in rows], max(2, round(1.0 / settings.inner_share)), seed=seed) == 0
+    inner = set_aside([one.group for one in rows], settings.inner_share, seed=seed)
     train = [one for one, held in zip(rows, inner, strict=True) if not held]
     held_out = [one for one, held in zip(rows, inner, strict=True) if held]
     rate = settings.learning_rate

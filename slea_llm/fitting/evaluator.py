@@ -87,10 +87,7 @@ Refit: TypeAlias = Callable[[Sequence[int], Sequence[int], int], list[Floats]]
 
 def predict_apart(examples: Sequence[Example], refit: Refit, count: int, *, seed: int) -> dict[str, HeldOut]:
     """Head -> what fits on the other folds say of every group. Raises ConfigError for fewer groups than folds."""
-    try:
-        fold = folds([one.group for one in examples], count, seed=seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    fold = folds([one.group for one in examples], count, seed=seed)
     logits: list[Floats] = [np.zeros((0, 2))] * len(examples)
     for number in range(count):
         train, held = np.flatnonzero(fold != number).tolist(), np.flatnonzero(fold == number).tolist()

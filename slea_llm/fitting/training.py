@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from slea_llm.errors import ConfigError
 from slea_llm.evaluators.reward_model_memory import Judged, Memory, attached_apart
 from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork, collate
 from slea_llm.fitting.regression import logistic_regression
@@ -59,13 +60,26 @@ class TrainingSettings:
 
 
 def folds(groups: Sequence[str], count: int, *, seed: int) -> NDArray[np.int64]:
-    """(n,) the fold of every example; examples of one group share theirs. Raises ValueError for fewer groups."""
+    """(n,) the fold of every example; examples of one group share theirs. Raises ConfigError for fewer groups."""
     names = sorted(set(groups))
     if len(names) < count:
-        raise ValueError(f"{len(names)} groups cannot be split into {count} folds; give more trajectories")
+        raise ConfigError(
+            f"{len(names)} groups (tasks, or dialogues) with labelled steps cannot be split into {count} folds; give "
+            "logs of more"
+        )
     order = np.random.default_rng(seed).permutation(len(names))
     place = {names[index]: rank % count for rank, index in enumerate(order)}
     return np.array([place[group] for group in groups], np.int64)
+
+
+def set_aside(groups: Sequence[str], share: float, *, seed: int) -> NDArray[np.bool_]:
+    """(n,) whether an example is of the groups held out: about that share of them, one at least.
+
+    Raises ConfigError for a single group.
+    """
+    count = max(2, min(round(1.0 / share), len(set(groups))))
+    held: NDArray[np.bool_] = folds(groups, count, seed=seed) == 0
+    return held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +137,7 @@ def _fit_member(
     network: RewardNetwork, index: int, examples: Sequence[Example], settings: TrainingSettings, *, seed: int
 ) -> None:
     member = network.member(index)
-    count = max(2, round(1.0 / settings.inner_share))
-    inner = folds([one.group for one in examples], count, seed=seed) == 0
+    inner = set_aside([one.group for one in examples], settings.inner_share, seed=seed)
     train = [one for one, held in zip(examples, inner, strict=True) if not held]
     held_out = [one for one, held in zip(examples, inner, strict=True) if held]
     direct = {id(parameter) for parameter in member.direct.parameters()}

@@ -128,6 +128,9 @@ def test_the_card_says_what_it_was_fitted_on_and_how_reliable_it_proved(name: st
     assert set(card["baselines"]) == {"position", "length", "kind", "popularity"}
     assert judge(name, card).open
     assert f"{name}: gate open: held-out AUC 0." in judge(name, card).line
+    few = judge(name, {**card, "data": {**card["data"], "dialogues": 30, "successes": 3}})
+    assert not few.open
+    assert "3 dialogues of one outcome, 10 are needed" in few.line
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from slea_llm.fitting.baselines import Rows, held_out_scores
 from slea_llm.fitting.evaluator import FitSettings, cross_validate, platt
 from slea_llm.fitting.labels import StepLabel
 from slea_llm.fitting.regression import logistic_regression
-from slea_llm.fitting.training import folds
+from slea_llm.fitting.training import folds, set_aside
 from slea_llm.types import Message, Termination
 from tests.contract.test_components import sample
 from tests.support.judged import GOOD, TINY, cut, labelled, of_replies
@@ -137,10 +137,10 @@ def test_groups_never_stand_on_both_sides() -> None:
     fold = folds(groups, 5, seed=1)
     assert {len(set(fold[place : place + 3])) for place in range(0, 60, 3)} == {1}
     assert np.bincount(fold).tolist() == [12] * 5
-    with pytest.raises(ValueError, match="2 groups cannot be split into 5"):
+    with pytest.raises(ConfigError, match=r"2 groups .* cannot be split into 5"):
         folds(["a", "b"], 5, seed=0)
     rows, _ = labelled(1)
-    with pytest.raises(ConfigError, match="1 groups cannot be split"):
+    with pytest.raises(ConfigError, match=r"1 groups .* cannot be split"):
         cross_validate(rows, TINY, seed=0)
     with pytest.raises(ConfigError, match="folds 1 must be 2 or more"):
         FitSettings(folds=1)
@@ -200,3 +200,13 @@ def test_the_structure_of_a_state_holds_its_names_and_not_its_values() -> None:
     second = {**first, "filled": {"dish": "soup"}, "turn": 4}
     assert state_structure(first) == state_structure(second) == "{filled:{dish:},missing:[address],placed:False,turn:}"
     assert state_structure({**first, "missing": []}) != state_structure(first) != state_structure({})
+
+
+@pytest.mark.parametrize(("groups", "held"), [(2, 1), (6, 1), (14, 2), (70, 10)])
+def test_a_few_groups_are_set_aside_however_few_there_are(groups: int, held: int) -> None:
+    names = [f"g{number}" for number in range(groups) for _ in range(3)]
+    aside = set_aside(names, 0.15, seed=0)
+    assert len({name for name, one in zip(names, aside, strict=True) if one}) == held
+    assert not {n for n, one in zip(names, aside, strict=True) if one} & {
+        n for n, one in zip(names, aside, strict=True) if not one
+    }
