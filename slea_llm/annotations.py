@@ -114,6 +114,17 @@ class Annotations:
     def count(self) -> int:
         return sum(len(rows) for rows in self.by_trajectory.values())
 
+    @property
+    def repeated(self) -> int:
+        """Lines that say another thing of what an earlier line labels or overrides; the later one counts."""
+        said: dict[tuple[object, ...], float] = {}
+        count = 0
+        for one in (row for rows in self.by_trajectory.values() for row in rows):
+            key = (one.trajectory, one.turn, one.step, one.label is None)
+            value = one.override if one.label is None else one.label
+            count += said.setdefault(key, float(value or 0.0)) != value
+        return count
+
     def unknown(self, seen: Iterable[str]) -> str | None:
         """A line about an annotated trajectory that was not seen, or None when all were."""
         known = set(seen)

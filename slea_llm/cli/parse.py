@@ -80,12 +80,11 @@ def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -
     A `.json` file that is a log of a known format is read as one. With `format` everything is read as such a log.
     """
     from slea_llm.logs.reading import LogReader, is_log
+    from slea_llm.score_runs import newest_log
 
+    path = newest_log(path)
     if path.is_dir() and format is None:
-        files = sorted(p for p in path.iterdir() if p.suffix in (*TEXT_SUFFIXES, ".json", ".jsonl"))
-        if not files:
-            raise ConfigError(f"{path} holds no .jsonl log and no .txt, .md or .json text")
-        for file in files:
+        for file in _files(path):
             yield from read_turns(file, strict=strict)
     elif path.suffix in TEXT_SUFFIXES and format is None:
         yield path.name, Turn(index=0, context=(), text=_read(path))
@@ -103,6 +102,23 @@ def read_turns(path: Path, *, format: str | None = None, strict: bool = False) -
         if reader.fault_count:
             for line in reader.lines():
                 sys.stderr.write(line + "\n")
+
+
+def _files(folder: Path) -> list[Path]:
+    """The logs and texts in a folder and below; what is passed over is said on standard error.
+
+    Raises ConfigError when it holds none.
+    """
+    from slea_llm.logs.sources import find_files
+
+    taken, others = find_files(folder)
+    texts = [file for file in others if file.suffix in TEXT_SUFFIXES]
+    if not taken and not texts:
+        raise ConfigError(f"{folder} holds no log (`slea list log_format`) and no .txt, .md or .json text")
+    if passed := [file for file in others if file not in texts]:
+        names = ", ".join(str(file.relative_to(folder)) for file in passed[:5])
+        sys.stderr.write(f"{len(passed)} files passed over: {names}{' ...' if len(passed) > 5 else ''}\n")
+    return sorted([*taken, *texts])
 
 
 def _listed(path: Path) -> Iterator[tuple[str, Turn]]:

@@ -90,6 +90,8 @@ class ScoreSummary:
             return
         file = self._annotations
         yield f"{file.count} labels and overrides of {file.name}; {self._overridden} scores replaced"
+        if file.repeated:
+            yield f"warning: {file.repeated} of them say another thing of a step than an earlier line; the last counts"
         if self._misplaced:
             yield f"warning: {len(self._misplaced)} of them were left out, the first: {self._misplaced[0]}"
         if (strangers := self._annotations.unknown(self._ids)) is not None:

@@ -121,4 +121,18 @@ def _streams(path: Path) -> Mapping[str, StreamSettings]:
 def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
     if not path.is_file():
         return ()
-    return tuple(line.value for line in read_json_lines(path) if isinstance(line.value, Mapping))
+    lines = []
+    try:
+        for line in read_json_lines(path):
+            lines.append(line.value)
+    except StorageError:
+        # Killed while it wrote its last line: what stands before it is whole. A fault elsewhere is one.
+        if b"\n" in _behind(path, len(lines)):
+            raise
+    return tuple(line for line in lines if isinstance(line, Mapping))
+
+
+def _behind(path: Path, count: int) -> bytes:
+    """What follows the first `count` lines that hold something."""
+    rows = [row for row in path.read_bytes().splitlines(keepends=True) if not row.isspace()]
+    return b"".join(rows[count:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -55,9 +56,14 @@ def test_texts_lists_and_folders_are_read(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "b.json").write_text(json.dumps(["One.", {"id": "x", "text": "<think>cut"}]), encoding="utf-8")
     (tmp_path / "c.json").write_text(json.dumps({"first": "One.", "second": "Two."}), encoding="utf-8")
     (tmp_path / "ignored.csv").write_text("a,b", encoding="utf-8")
+    (tmp_path / "below").mkdir()
+    write_trajectories(tmp_path / "below" / "log.jsonl", [trajectory(TEXT)])
+    packed = gzip.compress((tmp_path / "below" / "log.jsonl").read_bytes())
+    (tmp_path / "packed.jsonl.gz").write_bytes(packed)
     assert main(["parse", str(tmp_path), "--recipe", str(find("recipes", "order_taking_tiny.yaml"))]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("5 turns\n")
+    out, err = capsys.readouterr()
+    assert out.startswith("7 turns\n")
+    assert err == "1 files passed over: ignored.csv\n"
     assert "recipe, faults: thought never closed 1" in out
 
 
@@ -84,7 +90,7 @@ def test_an_empty_folder_and_a_missing_file_are_errors(tmp_path: Path, capsys: p
     assert main(["parse", str(tmp_path)]) == 2
     assert main(["parse", str(tmp_path / "no.txt")]) == 2
     err = capsys.readouterr().err
-    assert "holds no .jsonl log" in err
+    assert "holds no log (`slea list log_format`)" in err
     assert "cannot be read" in err
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from slea_llm.cli import main
+from slea_llm.errors import StorageError
 from slea_llm.log_measures import Facts
 from slea_llm.report import page
 from slea_llm.report.dialogues import Limits, collect, plots
 from slea_llm.report.patterns import act_of, tool_of
 from slea_llm.report.review import Standings, length_trend, queue, standing
-from slea_llm.report.sources import Source
+from slea_llm.report.sources import Source, open_source
 from slea_llm.report.training import alarms, training
 from slea_llm.storage import write_scored
 from slea_llm.types import ScoredTrajectory
@@ -311,3 +312,12 @@ def test_the_command_writes_once_and_names_what_is_wrong(tmp_path: Path, capsys:
         assert main(["report", *arguments, "--output", str(tmp_path / "b.html")]) == 2
         assert words in capsys.readouterr().err
         assert not (tmp_path / "b.html").exists()
+
+
+def test_a_training_run_that_was_killed_in_a_line_of_its_metrics_is_shown(tmp_path: Path) -> None:
+    lines = ['{"iteration": 1}', '{"iteration": 2}', '{"iteration": 3, "epis']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert [one["iteration"] for one in open_source(tmp_path).metrics] == [1, 2]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(reversed(lines)), encoding="utf-8")
+    with pytest.raises(StorageError, match="line 1"):
+        open_source(tmp_path)
