@@ -174,7 +174,7 @@ class LogMeasures:
         self._ends.append(one.success)
         if not one.success:
             self.harmed += one.first_harm is not None
-            self.unharmed_failures += one.first_harm is None
+            self.unharmed_failures += one.first_harm is None and bool(one.known_scores)
         if one.group is not None:
             self._wins[one.group] += one.success
             self._known[one.group] += 1

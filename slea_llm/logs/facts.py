@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slea_llm.logs.fields import leftovers, name_text, number, optional_mapping, truth
+from slea_llm.logs.fields import leftovers, name_text, number, optional_mapping, shown, truth
 from slea_llm.types import Termination
 
 ID_KEYS = ("trajectory_id", "conversation_id", "session_id", "dialogue_id", "uuid", "id", "instance_id", "task_id")
@@ -49,6 +49,8 @@ def facts_of(value: Mapping[str, Any], used: Sequence[str], flags: list[str], **
     """The facts of a record whose keys `used` are read elsewhere; what is `known` already wins."""
     reward = next((number(value[key], key, flags) for key in REWARD_KEYS if _is_plain(value.get(key))), None)
     success = next((told for key in SUCCESS_KEYS if (told := truth(value.get(key))) is not None), None)
+    if success is None and value.get("success") is not None:
+        flags.append(f"success {shown(value['success'])} is neither true nor false")
     found: dict[str, Any] = {
         "id": identifier(value),
         "task": task_of(value),

@@ -206,8 +206,8 @@ def number(value: Any, what: str, flags: list[str]) -> float | None:
 
 
 def truth(value: Any) -> bool | None:
-    """True or false where the value is one of them, else None."""
-    return value if isinstance(value, bool) else None
+    """True or false where the value is one of them, also as 1 or 0, else None."""
+    return bool(value) if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)) else None
 
 
 def leftovers(value: Mapping[str, Any], used: Sequence[str], limit: int) -> tuple[dict[str, Any], list[str]]:

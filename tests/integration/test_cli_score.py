@@ -241,7 +241,9 @@ def test_labels_of_steps_that_are_not_there_are_left_out_and_the_run_is_whole(
 def test_a_run_that_scored_nothing_says_so_and_ends_with_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(log)]) == 0
     assert main(["score", str(log), "--evaluator", "reward_model"]) == 1
-    assert "careful: no step was scored" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "careful: no step was scored" in said
+    assert said.count("failures: ") == 1, "what was not scored did not score below 0 either"
     assert (
         main(["convert", str(log.with_name("mine.scores")), "--run", "1", "--to", "slea", "--output", f"{log}.1"]) == 0
     )

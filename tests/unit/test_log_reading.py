@@ -74,6 +74,13 @@ def test_br_075_a_reward_that_is_nan_is_no_reward_and_is_flagged(tmp_path: Path)
     assert [one.outcome for one in read(array)[0]] == [None, 0.5, None]
 
 
+def test_a_success_is_also_told_by_0_and_1_and_flagged_when_it_is_neither(tmp_path: Path) -> None:
+    rows = [chat(1, success=1), chat(2, success=0), chat(3, success="yes"), chat(4, success=None)]
+    found, reader = read(write_lines(tmp_path / "a.jsonl", rows))
+    assert [one.termination for one in found] == ["success", "failure", "unknown", "unknown"]
+    assert reader.flags == {"success 'yes' is neither true nor false": 1}
+
+
 def test_br_077_a_message_of_12_million_characters_is_read(tmp_path: Path) -> None:
     row = {"messages": [{"role": "assistant", "content": "x" * 12_000_000}]}
     for name, text in {"a.jsonl": json.dumps(row), "b.json": json.dumps([row])}.items():
