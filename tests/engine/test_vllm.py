@@ -69,7 +69,7 @@ def test_an_isolated_engine_takes_merged_weights_and_leaves_nothing_behind(
     monkeypatch.setenv("RANK", "1")
     made = make(base, VllmGenerator.Config(max_num_seqs=8))
     assert os.environ["WORLD_SIZE"] == "2"
-    source = LoraSource(base, scale=0.3, seed=1)
+    source = LoraSource(base, scale=0.15, seed=1)
     prompt = prompt_of(150, 0)
     ask(made, request_of(prompt, 0, 0, 0))
     made.load(source, 1)

@@ -14,7 +14,9 @@ from tests.support.generation import VOCAB_SIZE, LoraSource, ask, prompt_of
 MAX_CONTEXT = 384
 TEMPERATURE = 0.7
 STOP_IDS = frozenset(range(3, 23))
-# Adapters of this size make some policies ill-conditioned: float32 has been off by 1.5e-4 against float64.
+# Adapters of twice this size make some policies ill-conditioned: merged and unmerged weights in float32 were 2e-4
+# apart, and a sampled reply went beyond that. Of 60 of this size the worst was 2e-5.
+SCALE = 0.15
 TOLERANCE = 3e-4
 
 
@@ -27,7 +29,7 @@ class GeneratorContract:
     def policy(self, base: str, generator: Generator) -> LoraSource:
         """A policy that differs from the base and from every earlier one, loaded."""
         version = generator.policy_version + 1
-        source = LoraSource(base, scale=0.3, seed=version)
+        source = LoraSource(base, scale=SCALE, seed=version)
         generator.load(source, version)
         return source
 
@@ -82,7 +84,7 @@ class GeneratorContract:
         loaded = []
         for _ in range(3):
             version = generator.policy_version + 1
-            source = LoraSource(base, scale=0.3, seed=1000 + version)
+            source = LoraSource(base, scale=SCALE, seed=1000 + version)
             generator.load(source, version)
             (reply,) = ask(generator, request_of(prompt, 3, 0, version))
             assert reply.logprobs == pytest.approx(source.logprobs(prompt, reply.token_ids, TEMPERATURE), abs=TOLERANCE)
