@@ -19,6 +19,14 @@ from slea_llm.errors import StorageError
 MANIFEST = "manifest.json"
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and what it lies in, where they are missing. Raises StorageError, naming folder and cause."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made: {error.strerror or error}; name another folder") from error
+
+
 @contextmanager
 def held(lock: Path, busy: str) -> Iterator[None]:
     """Hold a lock file while the block runs; a process that dies lets go of it.

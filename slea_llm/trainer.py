@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 from tqdm import tqdm
 
-from slea_llm import checkpoint, startup_checks
+from slea_llm import checkpoint, run_folder, startup_checks
 from slea_llm.batching import blank, collate, microbatches
 from slea_llm.distributed import AcceleratorReducer
 from slea_llm.errors import CheckpointError, ConfigError, GenerationError, TrainingError
@@ -146,7 +146,7 @@ class Trainer:
         self._dtype = torch.float64 if self._updater.groups["policy"][0].dtype == torch.float64 else torch.float32
         self._tolerances = Tolerances.of(options.numerics)
         self._clock = PhaseClock()
-        self._log = MetricsLog(options.output_dir / "metrics.jsonl")
+        self._log = MetricsLog(options.output_dir / run_folder.METRICS)
         self._metrics: dict[str, float] = {}
         self._health = Health(parts.crediting.streams)
         self._started = False
@@ -155,7 +155,7 @@ class Trainer:
     @property
     def checkpoints(self) -> Path:
         """Folder of this run's checkpoints."""
-        return self._options.output_dir / "checkpoints"
+        return self._options.output_dir / run_folder.CHECKPOINTS
 
     def run(self, *, until: int | None = None) -> None:
         """Go on to the end, or until `until` iterations are done.

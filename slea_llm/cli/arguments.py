@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from slea_llm import run_folder
 from slea_llm.config import Recipe, load_recipe
-from slea_llm.errors import ConfigError, StorageError
+from slea_llm.errors import ConfigError
+from slea_llm.folders import make_folder
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +20,6 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     )
 
 
-LOGS = "logs"
-"""Folder below the output folder for what third parties print."""
-
-
 def read_recipe(arguments: argparse.Namespace) -> Recipe:
     return load_recipe(arguments.recipe, arguments.overrides)
 
@@ -29,10 +27,7 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 def prepare_folder(folder: Path, *, fresh: bool) -> None:
     """Make an output folder that is new, as `clear_folder` has it."""
     clear_folder(folder, fresh=fresh)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be made: {error.strerror or error}; name another folder") from error
+    make_folder(folder)
 
 
 def clear_folder(folder: Path, *, fresh: bool) -> None:
@@ -43,7 +38,7 @@ def clear_folder(folder: Path, *, fresh: bool) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, and a folder is wanted; name another")
-    if folder.exists() and any(path.name != LOGS for path in folder.iterdir()):
+    if folder.exists() and any(path.name != run_folder.LOGS for path in folder.iterdir()):
         if not fresh:
             raise ConfigError(f"{folder} already holds {_held(folder)}")
         number = 1
@@ -54,9 +49,9 @@ def clear_folder(folder: Path, *, fresh: bool) -> None:
 
 def _held(folder: Path) -> str:
     """What is in the way, and what may be done about it."""
-    if not (folder / "recipe.yaml").exists():  # a model of `slea warm-start`, or something of the user's own
+    if not (folder / run_folder.RECIPE).exists():  # a model of `slea warm-start`, or something of the user's own
         return "something; give --fresh to move it aside, or another folder"
     others = "--fresh to move it aside, or another folder by run.output_dir=..."
-    if any((folder / "checkpoints").glob("step-*")):
+    if any((folder / run_folder.CHECKPOINTS).glob("step-*")):
         return f"a run; give --resume to go on from its newest checkpoint, {others}"
     return f"a run without a checkpoint (trainer.save_every writes them as it goes); give {others}"

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slea_llm import registry
+from slea_llm import registry, run_folder
 from slea_llm.cli import compose
-from slea_llm.cli.arguments import LOGS
 from slea_llm.cli.output import say
 from slea_llm.config import ComponentSpec, Recipe, load_recipe
 from slea_llm.errors import CheckpointError, ConfigError, nearest
@@ -39,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not (arguments.run / "recipe.yaml").is_file():
-        raise ConfigError(f"{arguments.run} is no output folder of `slea train`: it holds no recipe.yaml")
-    recipe = load_recipe(arguments.run / "recipe.yaml")
+    if not (arguments.run / run_folder.RECIPE).is_file():
+        raise ConfigError(f"{arguments.run} is no output folder of `slea train`: it holds no {run_folder.RECIPE}")
+    recipe = load_recipe(arguments.run / run_folder.RECIPE)
     if arguments.form is not None:
         recipe = recipe.model_copy(update={"export": replace(recipe.export, form=arguments.form)})
     if arguments.engine is not None:
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     said = f"proved with {recipe.generation.name}" if recipe.export.verify_engine else "proved without an engine"
     say(f"{said}; --engine names another")
-    with quiet_third_parties(arguments.run / LOGS / "export.log"):
+    with quiet_third_parties(arguments.run / run_folder.LOGS / "export.log"):
         model, policy_version = _trained(recipe, arguments.run, arguments.checkpoint)
         report = export(
             model,
@@ -81,14 +80,14 @@ def _with_engine(recipe: Recipe, name: str) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def _trained(recipe: Recipe, run_folder: Path, chosen: Path | None) -> tuple[PolicyCritic, int]:
+def _trained(recipe: Recipe, run: Path, chosen: Path | None) -> tuple[PolicyCritic, int]:
     """The model with the weights of a checkpoint, and the policy version that they are."""
     from slea_llm import checkpoint
     from slea_llm.models.policy import build
 
-    folder = chosen or checkpoint.latest_complete(run_folder / "checkpoints", report=say)
+    folder = chosen or checkpoint.latest_complete(run / run_folder.CHECKPOINTS, report=say)
     if folder is None:
-        raise CheckpointError(f"{run_folder / 'checkpoints'} holds no whole checkpoint; train first")
+        raise CheckpointError(f"{run / run_folder.CHECKPOINTS} holds no whole checkpoint; train first")
     snapshot = checkpoint.read(folder)
     model = build(
         recipe.model, streams=compose.heads(recipe), temperature=recipe.rollout.temperature, seed=recipe.run.seed

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from slea_llm import run_folder
 from slea_llm.cli import compose
-from slea_llm.cli.arguments import LOGS
 from slea_llm.cli.output import say
 from slea_llm.cli.session import Session, open_session, quiet_third_parties
 from slea_llm.config import Recipe
@@ -62,7 +62,7 @@ def played_tasks(recipe: Recipe, adapter: Path | None) -> list[Trajectory]:
 
 
 def _with_session(recipe: Recipe, adapter: Path | None, play: Callable[[Session, int], Played]) -> Played:
-    with quiet_third_parties(Path(recipe.run.output_dir) / LOGS / "play.log"):
+    with quiet_third_parties(Path(recipe.run.output_dir) / run_folder.LOGS / "play.log"):
         session = open_session(recipe)
         try:
             version = session.generator.policy_version

@@ -15,6 +15,7 @@ from slea_llm.cli import compose
 from slea_llm.config import Recipe, component_config
 from slea_llm.continuations import BranchingPlay, PolicyPlayer
 from slea_llm.errors import ConfigError, MissingDependencyError, StorageError
+from slea_llm.folders import make_folder
 from slea_llm.interfaces import Continuations, Environment, Generator, SimulatedUser
 from slea_llm.models.chat import ChatTokenizer
 from slea_llm.models.loading import load_stop_ids, load_tokenizer
@@ -133,8 +134,8 @@ def quiet_third_parties(log: Path) -> Iterator[None]:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise MissingDependencyError("transformers is not installed; run make install or make install-cpu") from error
+    make_folder(log.parent)
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{log} cannot be written: {error.strerror or error}; name another folder") from error

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slea_llm.cli.arguments import LOGS, add_recipe, prepare_folder, read_recipe
+from slea_llm import run_folder
+from slea_llm.cli.arguments import add_recipe, prepare_folder, read_recipe
 from slea_llm.cli.output import say
 from slea_llm.config import COMPONENT_SECTIONS, Recipe, differences, read_document
-from slea_llm.errors import CheckpointError, StorageError
-from slea_llm.folders import held
+from slea_llm.errors import CheckpointError
+from slea_llm.folders import held, make_folder
 from slea_llm.storage import atomic_write
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from slea_llm.types import AugmentedExperience, ScoredTrajectory, Task, Trajectory
 
 
-RECIPE = "recipe.yaml"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     keep_freed_memory()
     output = Path(recipe.run.output_dir)
     if arguments.resume:
-        notes += _changes(output / RECIPE, recipe)
+        notes += _changes(output / run_folder.RECIPE, recipe)
     accelerator = make_accelerator(recipe.trainer, output_dir=output)
     with ExitStack() as stack:
         if accelerator.is_main_process:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             for note in notes:
                 say(f"note: {note}")
         accelerator.wait_for_everyone()
-        stack.enter_context(quiet_third_parties(output / LOGS / f"rank{accelerator.process_index}.log"))
+        stack.enter_context(quiet_third_parties(output / run_folder.LOGS / f"rank{accelerator.process_index}.log"))
         TrainingRun(recipe, accelerator).run(resume=arguments.resume, until=arguments.until)
         accelerator.end_training()
     return 0
@@ -75,16 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def write_recipe(output: Path, recipe: Recipe) -> None:
     """The resolved recipe of a run, which `slea export` and `slea report` read."""
-    with atomic_write(output / RECIPE) as file:
+    with atomic_write(output / run_folder.RECIPE) as file:
         file.write(recipe.to_yaml())
 
 
 def _held(output: Path) -> AbstractContextManager[None]:
     """Hold the output folder while it is trained in. The lock lies beside it: `--fresh` moves the folder aside."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{output} cannot be made: {error.strerror or error}; name another folder") from error
+    make_folder(output.parent)
     busy = f"another process trains in {output}; wait until it has ended, or name another folder by run.output_dir=..."
     return held(output.with_name(f".{output.name}.lock"), busy)
 
@@ -148,7 +145,7 @@ class TrainingRun:
                 temperature=recipe.rollout.temperature,
                 seed=recipe.run.seed,
             )
-            log = stack.enter_context(ScoredLog(self._output / "rollouts" / f"rank{self._rank.index}.jsonl"))
+            log = stack.enter_context(ScoredLog(self._output / run_folder.ROLLOUTS / f"rank{self._rank.index}.jsonl"))
             trainer = self._trainer(session, model, log, stack)
             if resume:
                 self._resume(trainer)
@@ -240,7 +237,7 @@ class TrainingRun:
             return everyone
 
         def played(name: str) -> ScoredTrajectory | None:
-            log = self._output / "rollouts" / f"rank{rank.index}.jsonl"
+            log = self._output / run_folder.ROLLOUTS / f"rank{rank.index}.jsonl"
             return next((one for one in read_scored(log) if one.trajectory.id == name), None)
 
         main = bool(self._accelerator.is_main_process)
@@ -359,7 +356,7 @@ class TrainingRun:
         report = evaluate(play, tasks)
         if self._accelerator.is_main_process:
             say(f"{moment}: {report.line()}")
-            record(self._output / "evaluation.jsonl", report, moment=moment, policy_version=policy_version)
+            record(self._output / run_folder.EVALUATIONS, report, moment=moment, policy_version=policy_version)
         return report
 
 

@@ -10,6 +10,7 @@ from slea_llm.cli.arguments import add_recipe, clear_folder, prepare_folder, rea
 from slea_llm.cli.output import say
 from slea_llm.config import Recipe
 from slea_llm.errors import ConfigError
+from slea_llm.folders import make_folder
 from slea_llm.interfaces import Environment, SimulatedUser
 from slea_llm.settings import ModelSettings, TinySettings
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     output = Path(warm.output)
     clear_folder(output, fresh=arguments.fresh)  # made when it is whole
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     environment, user = compose.environment(recipe), compose.user(recipe)
     scratch = output.with_name(f"{output.name}-untrained")
     with quiet_third_parties(scratch.with_name(f"{output.name}.log")):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slea_llm import score_runs
+from slea_llm import run_folder, score_runs
 from slea_llm.config import load_recipe
 from slea_llm.errors import ConfigError, StorageError, nearest
 from slea_llm.score_runs import CREDIT, StepCredit
@@ -15,7 +16,7 @@ from slea_llm.settings import StreamSettings
 from slea_llm.storage import log_kind, read_json_lines, read_scored
 from slea_llm.types import ScoredTrajectory
 
-METRICS, EVALUATIONS, ROLLOUTS, RECIPE = "metrics.jsonl", "evaluation.jsonl", "rollouts", "recipe.yaml"
+log = logging.getLogger(__name__)
 
 Scored: TypeAlias = tuple[ScoredTrajectory, StepCredit | None]
 """A dialogue with the credit of its steps, where there is one."""
@@ -88,25 +89,28 @@ def _results(folder: Path, name: str | None) -> Source:
 
 
 def _training(folder: Path) -> Source:
-    logs = sorted((folder / ROLLOUTS).glob("*.jsonl")) or sorted(
-        path for path in folder.glob("*.jsonl") if path.name not in (METRICS, EVALUATIONS) and _is_scored(path)
+    logs = sorted((folder / run_folder.ROLLOUTS).glob("*.jsonl")) or sorted(
+        path
+        for path in folder.glob("*.jsonl")
+        if path.name not in (run_folder.METRICS, run_folder.EVALUATIONS) and _is_scored(path)
     )
-    metrics = _lines(folder / METRICS)
+    metrics = _lines(folder / run_folder.METRICS)
     if not logs and not metrics:
         raise ConfigError(
-            f"{folder} holds neither results of `slea score` nor a training run (no {ROLLOUTS}/*.jsonl, no {METRICS})"
+            f"{folder} holds neither results of `slea score` nor a training run "
+            f"(no {run_folder.ROLLOUTS}/*.jsonl, no {run_folder.METRICS})"
         )
 
     def read() -> Iterator[Scored]:
-        for log in logs:
-            yield from ((one, None) for one in read_scored(log))
+        for path in logs:
+            yield from ((one, None) for one in read_scored(path))
 
     return Source(
         name=folder.resolve().name,
         read=read,
         metrics=metrics,
-        evaluations=_lines(folder / EVALUATIONS),
-        streams=_streams(folder / RECIPE),
+        evaluations=_lines(folder / run_folder.EVALUATIONS),
+        streams=_streams(folder / run_folder.RECIPE),
     )
 
 
@@ -129,6 +133,7 @@ def _lines(path: Path) -> tuple[Mapping[str, Any], ...]:
         # Killed while it wrote its last line: what stands before it is whole. A fault elsewhere is one.
         if b"\n" in _behind(path, len(lines)):
             raise
+        log.warning("%s: the last line, torn by an interrupted write, is left out", path)
     return tuple(line for line in lines if isinstance(line, Mapping))
 
 

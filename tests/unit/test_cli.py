@@ -113,6 +113,10 @@ def test_only_the_recipe_is_required(command: str, capsys: pytest.CaptureFixture
         (["plan", "{recipe}", "trainer.learning_rate=.inf"], "learning_rate inf is out of range; allowed: 0 or more"),
         (["train", "{recipe}", "run.output_dir={recipe}"], "is a file, and a folder is wanted"),
         (["train", "{recipe}", "run.output_dir={recipe}/x"], "cannot be made: File exists; name another folder"),
+        (
+            ["warm-start", "{recipe}", "warm_start.output={recipe}/x"],
+            "cannot be made: File exists; name another folder",
+        ),
         (["train", "{recipe}", "run.output_dir=/no/such", "--resume"], "/no/such holds no run to go on with"),
         (["evaluate", "{recipe}", "--log", "{recipe}"], "exists already; give another name"),
         (["convert", "x", "--to", "openai_chat", "--output", "y", "--at-least", "nan"], "--at-least nan is no finite"),

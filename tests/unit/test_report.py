@@ -314,10 +314,13 @@ def test_the_command_writes_once_and_names_what_is_wrong(tmp_path: Path, capsys:
         assert not (tmp_path / "b.html").exists()
 
 
-def test_a_training_run_that_was_killed_in_a_line_of_its_metrics_is_shown(tmp_path: Path) -> None:
+def test_a_training_run_that_was_killed_in_a_line_of_its_metrics_is_shown_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = ['{"iteration": 1}', '{"iteration": 2}', '{"iteration": 3, "epis']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert [one["iteration"] for one in open_source(tmp_path).metrics] == [1, 2]
+    assert "metrics.jsonl: the last line, torn by an interrupted write, is left out" in caplog.text
     (tmp_path / "metrics.jsonl").write_text("\n".join(reversed(lines)), encoding="utf-8")
     with pytest.raises(StorageError, match="line 1"):
         open_source(tmp_path)
