@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from slea_llm.errors import ConfigError, EvaluatorError, StorageError, nearest
+from slea_llm.evaluators.gate import MAX_ECE, MIN_AUC, too_few
 from slea_llm.evaluators.ridge import Floats, Ridge, fit_ridge, fold_of
 from slea_llm.evaluators.step_features import Moment, moments, words
 from slea_llm.evaluators.words import word_on
@@ -34,10 +35,6 @@ AUXILIARY = 0.5
 """Weight of the mean error over all prefixes beside the error of the last one, in RUDDER's loss."""
 PRIOR = 2.0
 """Dialogues at the rate of its kind that every text starts with, in the baseline of popularity."""
-MIN_AUC, MAX_ECE = 0.70, 0.10
-MIN_OF_EACH = 10
-"""Successes, and failures, that must have been seen: on fewer an AUC is luck."""
-"""What is asked of held-out predictions before scores may move training."""
 
 Predict = Callable[[int], Floats]
 """Number of an example -> its predicted success at every step, shape (steps,)."""
@@ -268,7 +265,7 @@ def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
     rules = {name: value for name, value in card["baselines"].items() if value is not None}
     best = max(rules, key=lambda name: rules[name])
     data = card["data"]
-    fewest = min(data["successes"], data["dialogues"] - data["successes"])
+    few = too_few(data["successes"], data["dialogues"] - data["successes"])
     facts = (
         f"held-out AUC {auc:.3f} (needs {MIN_AUC:.2f}), ECE {ece:.3f} (at most {MAX_ECE:.2f}), "
         f"best rule without state {best} {rules[best]:.3f}"
@@ -276,7 +273,7 @@ def judge(kind: str, card: Mapping[str, Any]) -> Verdict:
     reasons = [
         reason
         for holds, reason in (
-            (fewest < MIN_OF_EACH, f"{fewest} dialogues of one outcome, {MIN_OF_EACH} are needed"),
+            (bool(few), few),
             (auc < MIN_AUC, "AUC too low"),
             (ece > MAX_ECE, "badly calibrated"),
             (auc <= rules[best], f"no better than {best}"),

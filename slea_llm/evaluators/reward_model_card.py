@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from slea_llm.errors import EvaluatorError, nearest
+from slea_llm.evaluators.gate import MAX_ECE, MIN_AUC, too_few
 from slea_llm.types import Verdict
 
-FORMAT = 1
+FORMAT = 2
 CARD = "card.json"
 WEIGHTS = "reward_model.safetensors"
-
-MIN_AUC = 0.70
-MAX_ECE = 0.10
-"""What a learnt evaluator must reach on held-out groups before its scores may move training."""
 
 Head = Literal["success", "label"]
 HEADS: tuple[str, ...] = get_args(Head)
@@ -36,6 +33,9 @@ class Reliability:
     """
 
     steps: int
+    dialogues: int
+    positive_dialogues: int
+    """Those most of whose labelled steps are positive; under an outcome, the successes."""
     positive_share: float
     auc: float | None
     ece: float
@@ -113,14 +113,18 @@ def preflight_folder(folder: Path, name: str) -> Card:
 
 
 def judge(name: str, head: str, reliability: Reliability | None) -> Verdict:
-    """The gate: AUC and calibration on held-out groups, and better than every rule that ignores the content."""
+    """The gate: AUC and calibration on held-out groups, better than every rule that ignores the content, and not on a
+    handful of dialogues."""
     if reliability is None:
         return Verdict(open=False, line=f"{name}: gate shut, weight 0: nothing was fitted yet")
+    successes = reliability.positive_dialogues
     facts = (
         f"held-out AUC {_number(reliability.auc)} (needs {MIN_AUC:.2f}), "
         f"ECE {reliability.ece:.3f} (at most {MAX_ECE:.2f})"
     )
     reasons = []
+    if head == "success" and (few := too_few(successes, reliability.dialogues - successes)):
+        reasons.append(few)
     if reliability.auc is None:
         reasons.append("only one kind of label was held out")
     elif reliability.auc < MIN_AUC:

@@ -53,6 +53,8 @@ class HeldOut:
     targets: Floats
     weights: Floats
     contexts: tuple[str, ...]
+    dialogues: NDArray[np.int64]
+    """Number of the dialogue of each step."""
     fold: NDArray[np.int64]
     baselines: Mapping[str, Floats]
 
@@ -104,9 +106,12 @@ def reliability(held_out: HeldOut) -> Reliability:
     """Measures of one head, with the AUC of every baseline on the same steps."""
     chances = held_out.calibrated()
     positive = held_out.positive
+    shares = [float(positive[held_out.dialogues == one].mean()) for one in np.unique(held_out.dialogues)]
     pairs = pair_accuracies(held_out.logits.tolist(), positive.tolist(), held_out.contexts)
     return Reliability(
         steps=len(positive),
+        dialogues=len(shares),
+        positive_dialogues=sum(share > 0.5 for share in shares),
         positive_share=float(positive.mean()),
         auc=area_under_curve(held_out.logits, positive),
         ece=calibration_error(chances, held_out.targets),
@@ -234,6 +239,7 @@ def _held_out(examples: Sequence[Example], logits: Sequence[Floats], fold: NDArr
         targets=rows.targets,
         weights=np.array([examples[index].weights[place, head] for index, place in places]),
         contexts=tuple(_context(examples[index], index, place) for index, place in places),
+        dialogues=np.array([index for index, _ in places], np.int64),
         fold=rows.fold,
         baselines=held_out_scores(rows),
     )

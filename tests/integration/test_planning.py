@@ -153,7 +153,16 @@ CARD = Card(
     settings={},
     calibration={"success": (1.0, 0.0)},
     reliability={
-        "success": Reliability(steps=9, positive_share=0.5, auc=0.6, ece=0.02, brier=0.2, baselines={"length": 0.5})
+        "success": Reliability(
+            steps=90,
+            dialogues=30,
+            positive_dialogues=15,
+            positive_share=0.5,
+            auc=0.6,
+            ece=0.02,
+            brier=0.2,
+            baselines={"length": 0.5},
+        )
     },
 )
 

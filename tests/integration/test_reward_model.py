@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from slea_llm.encoders import HashingEncoder
 from slea_llm.errors import ConfigError, EvaluatorError, StorageError
+from slea_llm.evaluators.gate import MAX_ECE, MIN_AUC
 from slea_llm.evaluators.reward_model import RewardModel
-from slea_llm.evaluators.reward_model_card import CARD, MAX_ECE, MIN_AUC, WEIGHTS, Card, Reliability, judge
+from slea_llm.evaluators.reward_model_card import CARD, WEIGHTS, Card, Reliability, judge
 from slea_llm.evaluators.reward_model_features import EVIDENCE, SEGMENTS, prefixes
 from slea_llm.evaluators.reward_model_memory import MEMORY, Memory, attached_apart
 from slea_llm.evaluators.reward_model_network import NetworkShape, RewardNetwork, collate
@@ -170,7 +171,8 @@ def test_shuffled_labels_are_refused_by_the_gate() -> None:
 
 
 def reliable(**changes: float | dict[str, float | None] | None) -> Reliability:
-    values = {"steps": 100, "positive_share": 0.5, "auc": 0.7, "ece": 0.1, "brier": 0.2, "baselines": {"type": 0.6}}
+    measures = {"positive_share": 0.5, "auc": 0.7, "ece": 0.1, "brier": 0.2, "baselines": {"type": 0.6}}
+    values = {"steps": 100, "dialogues": 20, "positive_dialogues": 10, **measures}
     return Reliability(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -181,6 +183,8 @@ def reliable(**changes: float | dict[str, float | None] | None) -> Reliability:
         ("success", {"auc": 0.699}, "AUC too low"),
         ("success", {"ece": 0.101}, "badly calibrated"),
         ("success", {"baselines": {"type": 0.6, "position": 0.7}}, "no better than position"),
+        ("success", {"positive_dialogues": 9}, "9 dialogues of one outcome, 10 are needed"),
+        ("success", {"positive_dialogues": 11}, "9 dialogues of one outcome, 10 are needed"),
         ("success", {"auc": None}, "only one kind of label"),
         ("success", {"baselines": {"type": None}}, None),
         ("label", {}, "no differences of success"),
