@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slea_llm.blame.faults import Fault
+from slea_llm.blame.faults import Fault, Weight
 from slea_llm.blame.view import Line, View, cues
 
 _PROGRAM = re.compile(r'<tool_call>.*?"(?:\w*code|script|program|command|cmd|python|bash)"\s*:', re.DOTALL)
@@ -20,13 +20,7 @@ def other_faults(seen: View) -> Iterator[Fault]:
     if trajectory.failed:
         yield _broke(str(trajectory.error))
         return
-    if trajectory.outcome is None and trajectory.termination != "unknown":
-        yield Fault(party="scorer", kind="no_outcome", turn=len(trajectory.turns), quote="outcome: none")
-    elif trajectory.outcome is not None and (
-        (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome > 0)
-    ):
-        quote = f"termination {trajectory.termination}, outcome {trajectory.outcome:g}"
-        yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote)
+    yield from _verdict(seen)
     yield from _state(seen)
     for line in seen.lines:
         if line.side == "tool" and not _ran_program(seen, line) and (found := _failure(seen, line)):
@@ -37,6 +31,21 @@ def other_faults(seen: View) -> Iterator[Fault]:
         yield Fault(
             party="user", kind="off_path", turn=left_at, quote=quote[:300], note="no word was recorded for this"
         )
+
+
+def _verdict(seen: View) -> Iterator[Fault]:
+    """What is wrong with the outcome itself. A part of the full reward is none: a failure may pay one."""
+    trajectory = seen.trajectory
+    # What a log says of success is a verdict, with a number or without.
+    if trajectory.outcome is None and trajectory.termination != "unknown" and "source" not in trajectory.provenance:
+        yield Fault(party="scorer", kind="no_outcome", turn=len(trajectory.turns), quote="outcome: none")
+    elif trajectory.outcome is not None and (
+        (seen.success and trajectory.outcome < 0) or (trajectory.termination == "failure" and trajectory.outcome >= 1)
+    ):
+        quote = f"termination {trajectory.termination}, outcome {trajectory.outcome:g}"
+        # Only where details are to be agreed on is 1 known to be the full reward: games count as they like.
+        weight: Weight = "serious" if seen.wanted else "minor"
+        yield Fault(party="scorer", kind="contradicts_outcome", turn=len(trajectory.turns), quote=quote, weight=weight)
 
 
 def _ran_program(seen: View, answer: Line) -> bool:

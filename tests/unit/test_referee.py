@@ -213,9 +213,30 @@ def test_br_057_a_finished_dialogue_without_an_outcome_is_the_scorers_and_no_fai
     assert (got.n, got.success_rate, got.excluded) == (2, 0.5, 1)
 
 
-def test_an_outcome_against_the_ending_is_the_scorers() -> None:
-    odd = replace(spoken("s", PIZZA, ("Hi.", "Hello."), ending="success"), outcome=-1.0)
-    assert REFEREE.judge(odd).party == "scorer"
+def test_what_a_log_says_of_success_is_a_verdict_without_a_number() -> None:
+    source = {"format": "openai_chat"}
+    won = spoken("s", {}, ("Hi.", "Hello."), ending="success", source=source)
+    assert REFEREE.judge(replace(won, outcome=None)).party is None
+    lost = spoken("s", {}, ("Hi.", "Hello."), ending="failure", source=source)
+    assert REFEREE.judge(replace(lost, outcome=None)).party == "agent"
+
+
+@pytest.mark.parametrize(
+    ("goal", "ending", "outcome", "party"),
+    [
+        (PIZZA, "success", -1.0, "scorer"),
+        (PIZZA, "failure", 1.0, "scorer"),
+        (PIZZA, "failure", 0.5, "agent"),
+        ({}, "failure", 0.75, "agent"),
+        ({}, "failure", 20.0, "agent"),  # a pole that fell after 20 steps
+        ({}, "success", -110.0, None),  # a car that came up the hill, a point a step
+    ],
+)
+def test_an_outcome_against_the_ending_is_the_scorers_and_a_part_of_the_reward_is_not(
+    goal: dict[str, Any], ending: Any, outcome: float, party: str | None
+) -> None:
+    one = replace(spoken("s", goal, ("Hi.", "Hello."), ending=ending), outcome=outcome)
+    assert REFEREE.judge(one).party == party
 
 
 def test_a_replayed_user_that_the_agent_left_is_not_the_agents_failure() -> None:
