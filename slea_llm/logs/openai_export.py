@@ -35,7 +35,8 @@ class Weighting:
 
 
 def openai_row(scored: ScoredTrajectory, weighting: Weighting | None = None, *, plain: bool = False) -> Json:
-    """One row: `{id, messages, outcome, termination, task}`; with `plain` its messages alone, as OpenAI's API takes it.
+    """One row: `{id, messages, outcome, termination, success, task}`; with `plain` its messages alone, as OpenAI's API
+    takes it.
 
     Raises ConfigError when the evaluator that gives weights has not scored the trajectory.
     """
@@ -50,6 +51,7 @@ def openai_row(scored: ScoredTrajectory, weighting: Weighting | None = None, *, 
         "messages": messages,
         "outcome": trajectory.outcome,
         "termination": trajectory.termination,
+        "success": None if trajectory.termination in ("error", "unknown") else trajectory.success,
         "error": trajectory.error,
         "task": dict(trajectory.task),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,23 @@ def test_chat_rows_read_back_with_the_same_messages(tmp_path: Path) -> None:
     again = list(LogReader(path, format="openai_chat", strict=True))
     for before, after in zip(found, again, strict=True):
         assert after.outcome == before.outcome
+        assert after.success == before.success
+        if before.termination != "error":
+            assert (after.termination == "unknown") == (before.termination == "unknown")
         if not any(message.role == "assistant" for turn in before.turns for message in turn.context):
             assert [turn.text for turn in after.turns] == [turn.text for turn in before.turns]
             assert [turn.context for turn in after.turns] == [turn.context for turn in before.turns]
             assert after.closing == before.closing
+
+
+def test_success_without_a_number_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    for success in (True, False):
+        won = dataclasses.replace(chat_row(tmp_path), outcome=None, termination="success" if success else "failure")
+        row = openai_row(ScoredTrajectory(trajectory=won, steps=(), scores=(), parser=""))
+        path.write_text(json.dumps(row), encoding="utf-8")
+        (again,) = LogReader(path)
+        assert (again.outcome, again.termination) == (None, won.termination)
 
 
 def test_a_reply_weighs_1_where_its_score_is_high_enough_and_0_where_it_is_not_known(tmp_path: Path) -> None:
@@ -123,7 +137,7 @@ def test_a_hub_dataset_holds_every_column_and_a_card_that_names_its_files(tmp_pa
     card = (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
     assert "path: data/train-*.parquet" in card
     assert f"{count} trajectories" in card
-    with pytest.raises(StorageError, match="never overwritten"):
+    with pytest.raises(StorageError, match="exists already"):
         write_hub_dataset(tmp_path / "hub", iter(items))
 
 
