@@ -66,6 +66,7 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     user, settings = components["user"][0]
     if hasattr(user, "preflight"):
         user.preflight(settings)
+    _check_base(recipe, components["environment"][0][0])
     shut = _check_evaluators(recipe, components["user"][0][0], components["environment"][0][0].name)
     _check_losses(recipe)
     losses = {spec.name: config for spec, (_, config) in zip(recipe.losses, components["losses"], strict=True)}
@@ -92,6 +93,16 @@ def check(recipe: Recipe, launch: Launch | None = None, *, gpus: int | None = No
     if launch is not None:
         _check_launch(recipe, launch, gpus)
     return [*shut, *_odd(recipe, components["environment"][0][1], components["user"][0][1]), *notes]
+
+
+def _check_base(recipe: Recipe, environment: Any) -> None:
+    """A base that only a warm start could make needs an environment with an expert to imitate."""
+    made_here = recipe.warm_start.dialogues and Path(recipe.model.base) == Path(recipe.warm_start.output)
+    if made_here and not model_is_here(recipe) and not getattr(environment, "has_expert", True):
+        raise UnsupportedError(
+            f"model.base {recipe.model.base!r} is no folder here, and no warm start can make it: environment "
+            f"{recipe.environment.name!r} has no scripted expert to imitate; name a model that is there"
+        )
 
 
 def _check_evaluators(recipe: Recipe, user: Any, environment: str) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from slea_llm.cli import compose
 from slea_llm.cli.arguments import add_recipe, read_recipe
 from slea_llm.cli.output import say
+from slea_llm.config import Recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"note: {note}")
     if arguments.resolved:
         say(recipe.to_yaml())
-    made = here or recipe.model.base != recipe.warm_start.output
-    first = "" if made else f" once `slea warm-start` has made {recipe.model.base}"
-    say(f"the recipe can be run{first}")
+    say(f"the recipe can be run{'' if here else _once(recipe)}")
     return 0
+
+
+def _once(recipe: Recipe) -> str:
+    """What has to be there first, where the base model is no folder here."""
+    base, warm = recipe.model.base, recipe.warm_start
+    if base == warm.output:
+        return f" once `slea warm-start` has made {base}"
+    return f" once {base} is there: a folder (`slea fetch-model` builds a small one), or a name that the hub knows"

@@ -43,6 +43,7 @@ class GymnasiumText:
                 raise ConfigError(f"actions {list(self.actions)} are not names that differ (capitals do not count)")
 
     name: ClassVar[str] = "gymnasium"
+    has_expert: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: Config) -> None:

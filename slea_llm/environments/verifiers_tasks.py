@@ -40,6 +40,7 @@ class VerifiersTasks:
         """The prompt file that stands before the task's own system prompt and prompt."""
 
     name: ClassVar[str] = "verifiers"
+    has_expert: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: Config) -> None:

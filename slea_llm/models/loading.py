@@ -122,8 +122,9 @@ def _refuse_remote_code(settings: ModelSettings) -> None:
         if not Path(settings.base).exists():
             raise ConfigError(
                 f"model.base {settings.base!r} is no folder here, and no model of that name could be fetched from the "
-                "hub. Where a recipe has a `warm_start`, `slea warm-start RECIPE` makes its base first; else name a "
-                "folder or a hub name"
+                "hub. Where a recipe has a `warm_start`, `slea warm-start RECIPE` makes its base first; "
+                f"`slea fetch-model smollm2-135m --folder {settings.base}` builds a small real model there; else name "
+                "a folder or a hub name"
             ) from error
         raise ConfigError(f"{settings.base!r} holds no readable model configuration: {error}") from error
     tokenizer: dict[str, Any] = get_tokenizer_config(settings.base, revision=settings.revision)

@@ -54,7 +54,9 @@ def test_a_base_that_the_warm_start_makes_is_named_as_missing(
     assert main([*command, f"warm_start.output={base}"]) == 0
     assert capsys.readouterr().out.endswith(f"the recipe can be run once `slea warm-start` has made {base}\n")
     assert main([*command, f"warm_start.output={tmp_path / 'other'}"]) == 0
-    assert capsys.readouterr().out.endswith("the recipe can be run\n")
+    assert f"the recipe can be run once {base} is there: a folder" in capsys.readouterr().out
+    assert main([*command, f"warm_start.output={base}", "environment={name: gymnasium, id: CartPole-v1}"]) == 2
+    assert "environment 'gymnasium' has no scripted expert to imitate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["accelerate/fsdp2.yaml", "accelerate/zero2.yaml", "accelerate/zero3.yaml"])
