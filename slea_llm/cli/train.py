@@ -63,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
             stack.enter_context(_held(output))
             if not arguments.resume:
                 prepare_folder(output, fresh=arguments.fresh)
-                write_recipe(output, recipe)
             for note in notes:
                 say(f"note: {note}")
         accelerator.wait_for_everyone()
@@ -145,6 +144,8 @@ class TrainingRun:
                 temperature=recipe.rollout.temperature,
                 seed=recipe.run.seed,
             )
+            if self._accelerator.is_main_process and not resume:  # not before: a run that is refused leaves none behind
+                write_recipe(self._output, recipe)
             log = stack.enter_context(ScoredLog(self._output / run_folder.ROLLOUTS / f"rank{self._rank.index}.jsonl"))
             trainer = self._trainer(session, model, log, stack)
             if resume:

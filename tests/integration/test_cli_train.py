@@ -57,6 +57,7 @@ def slea(folder: Path, *arguments: str, fails: bool = False) -> str:
 
 
 def test_a_run_that_was_cut_goes_on_where_its_checkpoint_stands(tmp_path: Path) -> None:
+    assert "no folder here" in slea(tmp_path, "train", fails=True)  # and nothing is in the way of the run to come
     assert "saved in base" in slea(tmp_path, "warm-start")
     first = slea(tmp_path, "train", "--until", "3")
     for beginning in (
