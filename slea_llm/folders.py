@@ -62,7 +62,7 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise StorageError(f"could not write {target}: {error}") from error
     try:
         yield partial
-        partial.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+        _open_up(partial)
         _flush(partial)
         _put_in_place(partial, target, overwrite=overwrite)
     except OSError as error:
@@ -76,7 +76,7 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise StorageError(f"{target} is not a folder; give another name")
     if not overwrite and target.is_dir() and any(target.iterdir()):
-        raise StorageError(f"{target} exists already and is never overwritten unless asked; give another name")
+        raise StorageError(f"{target} exists already and is not overwritten; give another name, or remove it first")
 
 
 def _put_in_place(partial: Path, target: Path, *, overwrite: bool) -> None:
@@ -88,6 +88,18 @@ def _put_in_place(partial: Path, target: Path, *, overwrite: bool) -> None:
     target.rename(aside)
     partial.rename(target)
     shutil.rmtree(aside)
+
+
+def _open_up(folder: Path) -> None:
+    """Let others read what the umask lets them: mkdtemp and safetensors write for their owner alone."""
+    probe = folder / ".probe"
+    probe.mkdir()
+    mode = probe.stat().st_mode & 0o777  # os.umask tells it only by setting it, for all threads
+    probe.rmdir()
+    folder.chmod(mode)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | mode & 0o666)
 
 
 def _flush(folder: Path) -> None:

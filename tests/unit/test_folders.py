@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from slea_llm.errors import StorageError
 from slea_llm.folders import MANIFEST, changed_files, held, read_manifest, sha256_of, whole_folder, write_manifest
@@ -71,6 +73,18 @@ def test_refuses_to_replace_a_file_or_a_link(tmp_path: Path) -> None:
     for name in ("file", "link"):
         with pytest.raises(StorageError, match="not a folder"), whole_folder(tmp_path / name, overwrite=True):
             pytest.fail("the block must not run")
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "new") as partial:
+        (partial / "sub").mkdir()
+        save_file({"a": np.zeros(1)}, partial / "sub" / "weights.safetensors")
+        (partial / "config.json").touch()
+    plain = tmp_path / "plain.json"
+    plain.touch()
+    readable = plain.stat().st_mode
+    found = [path.stat().st_mode for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert found == [readable, readable]
 
 
 def test_manifest_names_every_file_and_finds_changes(tmp_path: Path) -> None:
