@@ -20,7 +20,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "warm-start": ("warm_start", "imitate scripted dialogues, so that training starts from a model that can talk"),
         "rollout": ("rollout", "run dialogues with a model and write them to a log"),
         "parse": ("parse", "cut logged dialogues or texts into steps and report how far that goes"),
-        "fit-evaluator": ("fit_evaluator", "fit a reward model on logged dialogues, and say whether it may be used"),
+        "fit-evaluator": (
+            "fit_evaluator",
+            "fit a learnt evaluator on logged dialogues, and say whether it may be used",
+        ),
         "score": ("score", "score every step of logged dialogues"),
         "convert": ("convert", "logs of any known format to our own, to OpenAI chat rows or to a Hub dataset"),
         "report": ("report", "one HTML file of scored dialogues or of a training run, to read and to pass on"),
