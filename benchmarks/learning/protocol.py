@@ -142,8 +142,7 @@ class Job:
 
     def digest(self) -> str:
         """Changes with every setting that recipe and arm write down; not with comments, code and its defaults."""
-        document = yaml.safe_load(Path(self.recipe).read_text(encoding="utf-8"))
-        facts = [document, dict(self.changes), self.seed, self.trainer, self.iterations, self.until]
+        facts = [_written(self.recipe), dict(self.changes), self.seed, self.trainer, self.iterations, self.until]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def warm_digest(self) -> str:
@@ -297,6 +296,12 @@ def overrides(changes: Mapping[str, Any]) -> list[str]:
 def changed_recipe(recipe: str, changes: Mapping[str, Any]) -> Recipe:
     """A recipe with settings over it. Raises ConfigError with every fault."""
     return _recipe(recipe, tuple(overrides(changes)))
+
+
+@lru_cache(maxsize=8)
+def _written(path: str) -> Any:
+    """The recipe file as it stands, nothing resolved. Read once: hundreds of kept runs are held against it."""
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=512)
