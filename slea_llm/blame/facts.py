@@ -375,7 +375,10 @@ NOT_VALUES = frozenset(
 
 
 def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
-    """The slots of a goal: those of `user.values`, `values` or `inform`, else its scalars that are no prose or name."""
+    """The slots of a goal: those of `user.values`, `values` or `inform`, else its scalars that are no prose or name.
+
+    Values that are there and empty, as in the tasks of games, say that the user has nothing to tell.
+    """
     user = goal.get("user")
     agenda = user if isinstance(user, Mapping) else {}
     for source in (agenda.get("values"), goal.get("values"), goal.get("inform")):
@@ -389,6 +392,8 @@ def wanted(goal: Mapping[str, Any]) -> tuple[Wanted, ...]:
                 )
                 for slot in _slots(source, "")
             )
+    if isinstance(agenda.get("values"), Mapping):
+        return ()
     return tuple(_slots({key: value for key, value in goal.items() if key not in ("user", *NAMES, *PROSE)}, ""))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from slea_llm.blame.facts import facts, same, wanted
 from slea_llm.blame.faults import KINDS
 from slea_llm.cli import main
 from slea_llm.endpoints import Endpoint
+from slea_llm.environments.foreign import foreign_task
 from slea_llm.environments.order_taking import OrderTaking
 from slea_llm.errors import ConfigError, EpisodeError
 from slea_llm.evaluation import noise_floor, report
@@ -33,6 +34,7 @@ from tests.support.chat_server import Reply, completion, serving
 from tests.support.planted_faults import FLIGHT, PIZZA, PLANTED, planted, spoken
 
 REFEREE = Referee(Referee.Config())
+GAME = foreign_task("textworld", 0, {"game": "games/a.z8"}, number=9).goal
 
 
 @pytest.mark.parametrize("number", range(len(PLANTED)), ids=[f"{one[0]}-{n}" for n, one in enumerate(PLANTED)])
@@ -227,13 +229,13 @@ def test_what_a_log_says_of_success_is_a_verdict_without_a_number() -> None:
         (PIZZA, "success", -1.0, "scorer"),
         (PIZZA, "failure", 1.0, "scorer"),
         (PIZZA, "failure", 0.5, "agent"),
-        ({}, "failure", 0.75, "agent"),
-        ({}, "failure", 20.0, "agent"),  # a pole that fell after 20 steps
-        ({}, "success", -110.0, None),  # a car that came up the hill, a point a step
+        (GAME, "failure", 0.75, "agent"),
+        (GAME, "failure", 20.0, "agent"),  # a pole that fell after 20 steps
+        (GAME, "success", -110.0, None),  # a car that came up the hill, a point a step
     ],
 )
 def test_an_outcome_against_the_ending_is_the_scorers_and_a_part_of_the_reward_is_not(
-    goal: dict[str, Any], ending: Any, outcome: float, party: str | None
+    goal: Mapping[str, Any], ending: Any, outcome: float, party: str | None
 ) -> None:
     one = replace(spoken("s", goal, ("Hi.", "Hello."), ending=ending), outcome=outcome)
     assert REFEREE.judge(one).party == party
